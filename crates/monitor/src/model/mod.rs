@@ -10,6 +10,8 @@ mod cause;
 mod evidence;
 mod judge;
 pub mod predict;
+#[cfg(test)]
+mod tests;
 mod verdict;
 mod words;
 

@@ -149,7 +149,7 @@ pub(super) fn notes(evidence: &Evidence, verdict: &Verdict) -> Vec<String> {
         let names: Vec<_> = verdict.candidates.iter().map(|cause| short(*cause)).collect();
         let what = match verdict.limit {
             Cause::ThinkTime | Cause::Cpu => {
-                format!("the initiator's processor use tells which (`hikyaku watch PID` at the initiator)")
+                "the initiator's processor use tells which (`hikyaku watch PID` at the initiator)".to_owned()
             }
             Cause::Loss => format!("a capture at the {sender} tells which"),
             _ => format!("samples of the {sender}'s socket tell which (`hikyaku watch` at the {sender})"),

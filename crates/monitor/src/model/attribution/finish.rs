@@ -127,9 +127,16 @@ fn stopped(lane: &Lane, books: &mut Books) {
     let is_law = lost >= LOSSES_MIN && (stops.in_flight_median().unwrap_or(0) as f64) < LAW_WINDOW * law;
     match (in_steps, known) {
         _ if is_law && window != Cause::Congestion => window_wait(lane, books, window, waiting),
-        (_, ..0.3) => books.add(Cause::SendBuffer, waiting, &[window]),
+        // A buffer keeps what is in flight between a third below its cap and the cap; after losses it falls further.
+        _ if lost > 0 && stops.in_flight_spread() > GROWING_SPREAD && window != Cause::Congestion => {
+            books.add(window, waiting, &[Cause::SendBuffer]);
+        }
+        (_, ..0.3) if lane.is_at_sender() && stops.reaction_ns() > WOKEN_NS => {
+            books.add(Cause::SendBuffer, waiting, &[window]);
+        }
+        (_, ..0.3) => books.add(window, waiting, &[Cause::SendBuffer]),
         (0.6.., _) => {
-            books.add(Cause::SendBuffer, waiting, if in_steps > 0.75 { &[] } else { &[Cause::Congestion] })
+            books.add(Cause::SendBuffer, waiting, if in_steps > 0.75 { &[] } else { &[Cause::Congestion] });
         }
         // TCP itself goes on within microseconds; a program has to be woken first.
         (..0.3, _)

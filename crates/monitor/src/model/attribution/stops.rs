@@ -5,7 +5,7 @@ use hdrhistogram::Histogram;
 
 /// Share of the bytes in flight that has to be acknowledged before a program may write again. Linux wakes a writer when
 /// a third of the buffer is free; a congestion window lets every acknowledgement out one for one.
-const BUFFER_STEP: f64 = 0.2;
+const BUFFER_STEP: f64 = 0.25;
 
 /// Nanoseconds and acknowledged bytes by the way in which the sender went on.
 #[derive(Clone, Copy, Debug, Default)]
@@ -33,6 +33,8 @@ pub(super) struct Stop {
     /// From the last acknowledgement to the next data.
     pub(super) reaction_ns: Option<u64>,
     pub(super) gap_ns: u64,
+    /// With so many, the sender has left some of them unused.
+    pub(super) acks_min: u32,
     /// What was sent then is whole segments.
     pub(super) is_full: bool,
 }
@@ -93,10 +95,11 @@ impl Stops {
         let step = stop.freed as f64 / stop.in_flight.max(1) as f64;
         // A congestion window leaves data behind in the buffer, so that segments are whole; a program that writes little
         // by little into a full buffer does not.
-        let class = match (step >= BUFFER_STEP, stop.acks, stop.is_full) {
-            (true, 2.., _) | (false, _, false) => &mut self.in_steps,
+        let is_ignoring = stop.acks >= stop.acks_min;
+        let class = match (step >= BUFFER_STEP, is_ignoring, stop.is_full) {
+            (true, true, _) | (false, _, false) => &mut self.in_steps,
             (false, _, true) => &mut self.one_by_one,
-            (true, _, _) => &mut self.unclear,
+            (true, false, _) => &mut self.unclear,
         };
         class.add(stop.wait_ns, stop.freed);
         self.reactions.saturating_record(stop.reaction_ns.unwrap_or(0).max(1));

@@ -452,7 +452,7 @@ impl Lane {
                 self.counters.data_bytes += immediate.min(fresh);
             }
             Pdu::DataOut { bytes, .. } | Pdu::DataIn { bytes, .. } => {
-                self.counters.data_bytes += bytes.min(fresh)
+                self.counters.data_bytes += bytes.min(fresh);
             }
             _ => {}
         }

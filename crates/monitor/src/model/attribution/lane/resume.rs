@@ -105,6 +105,8 @@ impl Lane {
                 in_flight: resume.in_flight_stopped,
                 freed: resume.freed,
                 acks: resume.acks,
+                // Elsewhere, one may have arrived while the data before was still on its way.
+                acks_min: if self.is_at_sender { 2 } else { 3 },
                 reaction_ns: ack_ago,
                 gap_ns: gap,
             };
