@@ -9,6 +9,8 @@ pub enum Source {
     Capture(Vantage),
     /// Samples of the socket at this end.
     Probe(Side),
+    /// A capture, and samples of the socket at this end.
+    Both(Vantage, Side),
     /// This program's own socket, commands and devices.
     Own(Side),
 }

@@ -10,6 +10,7 @@ mod cause;
 mod evidence;
 mod judge;
 pub mod predict;
+mod sampled;
 #[cfg(test)]
 mod tests;
 mod verdict;
@@ -19,4 +20,5 @@ pub use attribution::Attribution;
 pub use cause::{Cause, Seconds};
 pub use evidence::{Caps, Cpu, Evidence, Path, Protocol, Source};
 pub use judge::judge;
+pub use sampled::{combined, sampled};
 pub use verdict::{Advice, Verdict};

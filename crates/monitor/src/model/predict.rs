@@ -107,13 +107,12 @@ pub fn without(evidence: &Evidence, limit: Cause) -> Prediction {
     // The line carries headers too; its own share of the time counts what it took.
     let moving = moving.max(bytes / rate);
     let seconds = moving + waiting;
+    // What the cap costs beyond the time on the line.
+    let line = evidence.path.line_bytes_per_s.map_or(0.0, |line| bytes / line);
+    let cost = bytes / rate - line.max(left(Cause::LineRate));
+    let is_same_phase = TRANSFER.contains(&limit) && cap != Cause::LineRate && cost > NOTABLE * seconds;
     let next = match largest(evidence, gone) {
-        Some(cause)
-            if evidence.waits[cause] > NOTABLE * seconds
-                && evidence.waits[cause] > bytes / rate - left(Cause::LineRate) =>
-        {
-            cause
-        }
+        Some(cause) if !is_same_phase && evidence.waits[cause] > (NOTABLE * seconds).max(cost) => cause,
         _ => cap,
     };
     Prediction { bytes_per_s: Some(bytes / seconds), next: Some(next) }

@@ -94,6 +94,9 @@ pub(super) fn source(source: Source) -> String {
         Source::Capture(Vantage::At(end)) => format!("capture at the {}", side(end)),
         Source::Capture(Vantage::Between) => "capture between the two ends".to_owned(),
         Source::Capture(Vantage::Unknown) => "capture at an unknown place".to_owned(),
+        Source::Both(vantage, end) => {
+            format!("{}, and samples of the {}'s socket", self::source(Source::Capture(vantage)), side(end))
+        }
         Source::Probe(end) => format!("samples of the {}'s socket", side(end)),
         Source::Own(end) => format!("this program's own socket, as {}", side(end)),
     }

@@ -4,6 +4,8 @@ use super::lane::{Lane, Part};
 use crate::event::{Distances, Side, Vantage};
 use crate::model::{Caps, Cause, Evidence, Path, Protocol, Seconds, Source};
 
+/// Headers below TCP, and the precision of the rate.
+const LINE_EXCESS: f64 = 1.12;
 /// See [`super::pace::Pace::ratio`].
 const THINKING_RATIO: f64 = 0.6;
 const BUSY_RATIO: f64 = 1.15;
@@ -52,7 +54,6 @@ pub(super) fn evidence(
     let mut books = Books { waits: Seconds::default(), alternatives: Seconds::default() };
     let part = |part: Part| lane.totals.of(part) as f64;
     for (what, cause) in [
-        (Part::Line, Cause::LineRate),
         (Part::R2t, Cause::R2t),
         (Part::R2tTarget, Cause::Target),
         (Part::SentTarget, Cause::Target),
@@ -66,6 +67,7 @@ pub(super) fn evidence(
     ] {
         books.add(cause, part(what), &[]);
     }
+    line(lane, &mut books);
     let reader = if lane.sender() == Side::Initiator { Cause::Target } else { Cause::Cpu };
     books.add(reader, part(Part::WindowShrunk), &[Cause::ReceiveWindow]);
     // A sender's own device looks like the network from everywhere else.
@@ -90,6 +92,16 @@ pub(super) fn evidence(
         protocol,
         cpu: None,
     }
+}
+
+/// The link cannot have been busy longer than its rate takes for what was sent: the rest was booked by a rate that later
+/// measurements corrected.
+fn line(lane: &Lane, books: &mut Books) {
+    let (counters, ns) = (&lane.counters, lane.totals.of(Part::Line) as f64);
+    let sent = (counters.payload_bytes + counters.retransmitted * counters.mss) as f64;
+    let most = lane.line_bytes_per_s().map_or(ns, |rate| LINE_EXCESS * sent / rate * 1e9);
+    books.add(Cause::LineRate, ns.min(most), &[]);
+    books.add(Cause::Unknown, (ns - most).max(0.0), &[Cause::SendBuffer, Cause::Congestion]);
 }
 
 fn data_bytes(lane: &Lane) -> u64 {

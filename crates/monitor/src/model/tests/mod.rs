@@ -2,4 +2,6 @@
 
 mod headers;
 mod matrix;
+mod paper;
+mod samples;
 mod simulator;

@@ -374,6 +374,11 @@ impl Lane {
             self.line.on_ack(bytes, gap, is_queued && self.sacked == 0 && acknowledged > self.repair_until);
         }
         self.last_ack_ns = Some(at_ns);
+        // No more than what is in flight can wait for the link.
+        if let Some(rate) = self.line.queued_bytes_per_s() {
+            let ns = (self.in_flight() as f64 / rate * 1e9) as u64;
+            self.busy_until_ns = self.busy_until_ns.min(at_ns.saturating_add(ns));
+        }
         if self.window > 0 {
             self.windows.saturating_record(self.window);
         }
