@@ -55,7 +55,7 @@ until_true disks
 cd ../initiator
 # A terminal: the key is confirmed by its reader.
 echo yes | XDG_CONFIG_HOME=/root/initiator script -qec '@README:hikyaku key trust@' /dev/null
-XDG_CONFIG_HOME=/root/initiator @README:hikyaku copy disk.img iscsi://host@
+XDG_CONFIG_HOME=/root/initiator @README:hikyaku copy disk.img iscsi://host/iqn.2026-11.example:disks/0 --verify@
 ended package-to-verified-copy
 cmp disk.img ../target/disk.img
 kill $server

@@ -244,7 +244,10 @@ pub(super) fn half_written(context: &Context) -> Result<()> {
         std::fs::write(&file, &whole[..end])?;
         let from = server.running.stderr().len();
         let reload = home.ctl(context, &server, &["reload"])?;
-        let log = server.running.stderr()[from..].to_owned();
+        let logged = || server.running.stderr()[from..].to_owned();
+        // The line is read from the server's pipe a moment after its answer.
+        wait_until(LIMIT, || Ok(logged().contains(" reload: "))).with_context(|| format!("{end} bytes"))?;
+        let log = logged();
         if reload.code == Some(0) {
             ensure!(log.contains("INFO reload: "), "no line of the reload to {end} bytes in {log}");
             let is_told = reload.stdout.contains("more rights than before");
