@@ -290,26 +290,7 @@ fn tls_keeps_what_shows_that_it_is_tls() {
 
 #[test]
 fn the_table_of_connections_sees_the_same() {
-    // Whether there are digests shows only where the next header begins.
-    let mut digests = Talk::new(PORT);
-    for (request, response, data) in [(0x43, 0x23, 64), (1, 0x21, 20), (1, 0x21, 0), (1, 0x21, 0)] {
-        let text = if request == 1 { &[SECRET; 64][..] } else { &LOGIN[..64] };
-        digests.send(0, &pdu(request, &text[..data - data.min(20)], true), 1448);
-        let mut answer = pdu(response, &text[..data], true);
-        // Of headers alone.
-        answer.truncate(if data == 20 { 48 + 4 + 20 } else { answer.len() });
-        digests.send(1, &answer, 1448);
-    }
-    digests.frames[3..5].iter_mut().for_each(|login| login.bytes.truncate(128));
-    same_events(digests.frames, "digests");
-    for (cut, digests, snap) in [
-        (1448, false, 9999),
-        (65_000, true, 70_000),
-        (100, true, 9999),
-        (1448, false, 128),
-        (1448, true, 128),
-        (52, true, 9999),
-    ] {
+    for (cut, digests, snap) in [(1448, false, 9999), (65_000, false, 70_000), (1448, false, 128)] {
         let mut talk = session(cut, digests);
         talk.frames.iter_mut().for_each(|frame| frame.bytes.truncate(snap));
         same_events(talk.frames, &format!("{cut} {snap}"));
