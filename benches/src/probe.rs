@@ -90,7 +90,15 @@ impl<'a> Scene<'a> {
             let interval = format!("{}ms", 1000 / cell.hz);
             let limit = format!("{}s", self.seconds + 2);
             let mut command = self.context.command_in(self.home.path());
-            command.args(["watch", &holder.0.id().to_string(), "--quiet", "--interval", &interval]);
+            command.args([
+                "watch",
+                &holder.0.id().to_string(),
+                "--quiet",
+                "--packets",
+                "off",
+                "--interval",
+                &interval,
+            ]);
             command.args(["--for", &limit]);
             command
         } else {

@@ -42,6 +42,9 @@ pub struct Sample {
     pub peer_window_bytes: Option<u32>,
     /// This side's receive window. Linux 6.2.
     pub receive_window_bytes: Option<u32>,
+    /// Shifts of the windows in the packets of the peer and of this side.
+    pub peer_window_scale: Option<u32>,
+    pub receive_window_scale: Option<u32>,
 
     pub rtt_us: Option<u32>,
     pub rttvar_us: Option<u32>,

@@ -11,6 +11,7 @@ mod tests;
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
+use std::net::SocketAddr;
 
 pub use report::{FlowReport, Report};
 
@@ -78,6 +79,11 @@ impl Analyzer {
             forgotten: 0,
             ended_ns: 0,
         }
+    }
+
+    /// See [`Table::set_window_scale`].
+    pub fn set_window_scale(&mut self, from: SocketAddr, to: SocketAddr, scale: u8) {
+        self.table.set_window_scale(from, to, scale);
     }
 
     pub fn handle(&mut self, packet: &Packet<'_>) {

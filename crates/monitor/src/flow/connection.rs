@@ -44,6 +44,8 @@ pub(super) struct Connection {
     framers: [Framer; 2],
     /// The direction that the initiator sends.
     initiator: Option<usize>,
+    /// Shifts of the windows that the sockets tell, by direction.
+    known_scales: [Option<u8>; 2],
     standing: Standing,
     /// Least round trip to the end that sends each direction.
     distances: [Least; 2],
@@ -68,6 +70,7 @@ impl Connection {
             halves: Default::default(),
             framers: [Side::Initiator, Side::Target].map(|side| Framer::new(side, is_from_start)),
             initiator: None,
+            known_scales: [None; 2],
             standing: if initiator.is_some() { Standing::Iscsi } else { Standing::Candidate },
             distances: Default::default(),
             negotiated: Negotiated::new(is_from_start),
@@ -82,6 +85,11 @@ impl Connection {
             connection.set_initiator(direction);
         }
         connection
+    }
+
+    /// Shifts of the windows by direction, as the socket of an end has them: for a connection whose start is not captured.
+    pub(super) fn set_known_scales(&mut self, scales: [Option<u8>; 2]) {
+        self.known_scales = scales.map(|scale| scale.map(|scale| scale.min(WINDOW_SHIFT_MAX)));
     }
 
     fn set_initiator(&mut self, direction: usize) {
@@ -396,9 +404,9 @@ impl Connection {
         }
     }
 
-    /// Shift of the window of this direction's packets, if the handshake tells.
+    /// Shift of the window of this direction's packets, if the handshake or the socket tells.
     fn scale(&self, direction: usize) -> Option<u8> {
-        let own = self.halves[direction].syn?;
+        let Some(own) = self.halves[direction].syn else { return self.known_scales[direction] };
         match (own.window_scale, self.halves[1 - direction].syn) {
             // An answer has the option only if the first SYN had it.
             (Some(scale), Some(Syn { window_scale: Some(_), .. })) => Some(scale.min(WINDOW_SHIFT_MAX)),

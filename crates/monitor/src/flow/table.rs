@@ -40,6 +40,8 @@ pub struct Table {
     /// Slot of the last packet.
     last: Option<usize>,
     ignored: HashSet<Key>,
+    /// Shift of the windows that the first end announces to the second.
+    scales: HashMap<(SocketAddr, SocketAddr), u8>,
     finished: VecDeque<Flow>,
     packets: u64,
     created: u64,
@@ -59,11 +61,20 @@ impl Table {
             index: HashMap::new(),
             last: None,
             ignored: HashSet::new(),
+            scales: HashMap::new(),
             finished: VecDeque::new(),
             packets: 0,
             created: 0,
             others: 0,
             forgotten: 0,
+        }
+    }
+
+    /// Tells the shift of the windows that `from` announces to `to`, for a connection whose start is not captured. Call it
+    /// before the connection's first packet.
+    pub fn set_window_scale(&mut self, from: SocketAddr, to: SocketAddr, scale: u8) {
+        if self.scales.len() < 2 * FLOWS_MAX {
+            self.scales.insert((from, to), scale);
         }
     }
 
@@ -142,7 +153,12 @@ impl Table {
         });
         let id = FlowId::new(self.created, index);
         self.created += 1;
-        let connection = Box::new(Connection::new(id, packet, initiator));
+        let mut connection = Box::new(Connection::new(id, packet, initiator));
+        let known = |from, to| self.scales.get(&(from, to)).copied();
+        connection.set_known_scales([
+            known(packet.source, packet.destination),
+            known(packet.destination, packet.source),
+        ]);
         self.slots[index] = Some(Slot { key, connection, used: self.packets });
         self.index.insert(key, index);
         index

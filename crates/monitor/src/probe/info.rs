@@ -33,6 +33,9 @@ pub(super) fn fill(bytes: &[u8], sample: &mut Sample) {
     let Some(state) = info.u8(0) else { return };
     sample.state = state;
     sample.ca_state = info.u8(1).and_then(ca_state);
+    let scales = info.u8(6).map(u32::from);
+    sample.peer_window_scale = scales.map(|scales| scales & 15);
+    sample.receive_window_scale = scales.map(|scales| scales >> 4);
     sample.mss_bytes = info.u32(16);
     sample.unacked_segments = info.u32(24);
     sample.sacked_segments = info.u32(28);

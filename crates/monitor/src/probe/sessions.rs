@@ -10,7 +10,7 @@ use std::path::Path;
 
 use super::kernel::{self, KernelSession};
 use super::{Ends, Found, NamespaceError, Outcome, Owner, Prober, Processes, Route, RouteProber};
-use super::{Usage, Watched, in_namespace};
+use super::{PacketProber, Usage, Watched, in_namespace};
 use crate::event::Side;
 use crate::limits::{HISTORY_MAX, HISTORY_NS, WATCHED_MAX};
 use crate::model::Cpu;
@@ -127,13 +127,15 @@ pub struct Sessions {
     id_next: u32,
     /// Connections beyond [`WATCHED_MAX`], which are not watched.
     pub left_out: usize,
+    /// Packets of the same namespace; taken by who follows them.
+    packets: Option<io::Result<PacketProber>>,
 }
 
 impl Sessions {
     /// Sessions of the namespace that `chosen` lies in, none yet.
     pub fn new(chosen: Chosen) -> Result<Self, NamespaceError> {
-        let open = || Ok((Prober::new()?, RouteProber::new().ok()));
-        let (prober, routes) = match chosen {
+        let open = || Ok((Prober::new()?, RouteProber::new().ok(), PacketProber::new()));
+        let (prober, routes, packets) = match chosen {
             Chosen::Process(pid) => in_namespace(pid, open)?,
             _ => open()?,
         };
@@ -147,7 +149,13 @@ impl Sessions {
             places: Vec::new(),
             id_next: 1,
             left_out: 0,
+            packets: Some(packets),
         })
+    }
+
+    /// The packets of the namespace, once; an error if this process may not see them.
+    pub fn take_packets(&mut self) -> Option<io::Result<PacketProber>> {
+        self.packets.take()
     }
 
     pub fn all(&self) -> &[Session] {

@@ -78,6 +78,7 @@ columns! {
     pacing_bytes_per_s bbr_bytes_per_s busy_us rwnd_limited_us sndbuf_limited_us bytes_sent bytes_acked bytes_received
     bytes_retrans segs_out segs_in data_segs_out data_segs_in total_retrans dsack_dups reord_seen delivered_ce total_rto
     send_queue_bytes send_buffer_bytes receive_queue_bytes receive_buffer_bytes drops device_drops outstanding
+    peer_window_scale receive_window_scale
 }
 
 /// Columns of a row: time, state, and the fields.

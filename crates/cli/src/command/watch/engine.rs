@@ -6,7 +6,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use monitor::probe::{Figures, Session, Sessions, now_ns};
+use monitor::probe::{Figures, Live, Session, Sessions, now_ns};
 use monitor::record::{Flow, RecordError, Writer};
 use monitor::{Sample, Verdict};
 
@@ -19,6 +19,9 @@ const POINT_NS: u64 = 200_000_000;
 const POINTS_MAX: usize = 600;
 /// Rates are of this time.
 const RATE_NS: u64 = 1_000_000_000;
+
+/// Verdicts from packets are of this time.
+const PERIOD_NS: u64 = 4_000_000_000;
 
 /// A file that samples are appended to.
 struct Recorder {
@@ -50,11 +53,29 @@ pub(super) struct Engine {
     sample_next_ns: u64,
     refresh_next_ns: u64,
     seen_any: bool,
+    packets: Packets,
+}
+
+/// Whether the packets of the connections are seen.
+pub(super) enum Packets {
+    Off,
+    /// Not permitted, or not possible.
+    Unseen(std::io::Error),
+    Seen {
+        live: Box<Live>,
+        /// End of the period whose packets are analysed; `None` before the first connection.
+        period_ends_ns: Option<u64>,
+    },
 }
 
 impl Engine {
-    pub(super) fn new(sessions: Sessions, interval: Duration) -> Self {
+    pub(super) fn new(mut sessions: Sessions, interval: Duration, sees_packets: bool) -> Self {
         let started_ns = now_ns();
+        let packets = match sessions.take_packets().filter(|_| sees_packets) {
+            None => Packets::Off,
+            Some(Err(error)) => Packets::Unseen(error),
+            Some(Ok(prober)) => Packets::Seen { live: Box::new(Live::new(prober)), period_ends_ns: None },
+        };
         Self {
             sessions,
             kept: HashMap::new(),
@@ -64,6 +85,7 @@ impl Engine {
             sample_next_ns: started_ns,
             refresh_next_ns: started_ns,
             seen_any: false,
+            packets,
         }
     }
 
@@ -85,6 +107,14 @@ impl Engine {
         self.seen_any
     }
 
+    /// Why the packets are not seen, if that was wanted.
+    pub(super) fn unseen(&self) -> Option<&std::io::Error> {
+        match &self.packets {
+            Packets::Unseen(error) => Some(error),
+            _ => None,
+        }
+    }
+
     /// Time since the start.
     pub(super) fn elapsed(&self) -> Duration {
         Duration::from_nanos(now_ns().saturating_sub(self.started_ns))
@@ -103,7 +133,11 @@ impl Engine {
         if now >= self.refresh_next_ns {
             self.sessions.refresh(now).map_err(failed)?;
             self.record_slow(now)?;
+            self.follow_packets(now).map_err(failed)?;
             self.refresh_next_ns = now.saturating_add(REFRESH_NS);
+        }
+        if let Packets::Seen { live, period_ends_ns: Some(_) } = &mut self.packets {
+            live.read().map_err(failed)?;
         }
         if now >= self.sample_next_ns {
             let mut written = Ok(());
@@ -123,6 +157,27 @@ impl Engine {
             // After a stop of the machine the missed samples are not made up for.
             self.sample_next_ns = self.sample_next_ns.saturating_add(self.interval_ns).max(now);
         }
+        Ok(())
+    }
+
+    /// Begins a period when the last one has ended, with the verdicts of that.
+    fn follow_packets(&mut self, now: u64) -> std::io::Result<()> {
+        let Packets::Seen { live, period_ends_ns } = &mut self.packets else { return Ok(()) };
+        let sessions = self.sessions.all();
+        match *period_ends_ns {
+            None if sessions.iter().all(|session| session.latest.is_none()) => return Ok(()),
+            None => live.begin(sessions)?,
+            Some(end) if now < end => return Ok(()),
+            Some(_) => {
+                live.read()?;
+                for (place, verdict) in live.judge(sessions)? {
+                    if let Some(session) = sessions.get(place) {
+                        self.kept.entry(session.id).or_default().verdict = Some(verdict);
+                    }
+                }
+            }
+        }
+        *period_ends_ns = Some(now.saturating_add(PERIOD_NS));
         Ok(())
     }
 

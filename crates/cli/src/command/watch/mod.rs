@@ -53,6 +53,13 @@ pub(crate) struct Args {
     #[arg(long = "for", value_name = "TIME", value_parser = units::parse_duration)]
     limit: Option<Duration>,
 
+    /// Whether packets are looked at
+    ///
+    /// auto: where this is permitted (CAP_NET_RAW, as root has). They tell what iSCSI waits for; without them some limits
+    /// look alike.
+    #[arg(long, value_enum, default_value = "auto")]
+    packets: PacketsChoice,
+
     /// Append every sample to a file that hikyaku analyze reads
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
@@ -73,6 +80,12 @@ pub(crate) struct Args {
     pub(crate) json: bool,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum PacketsChoice {
+    Auto,
+    Off,
+}
+
 fn parse_interval(text: &str) -> Result<Duration, String> {
     let interval = units::parse_duration(text)?;
     if (INTERVAL_MIN..=INTERVAL_MAX).contains(&interval) {
@@ -86,7 +99,13 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     let object = args.target.as_deref().unwrap_or("the iSCSI connections of this machine");
     let chosen = args.target.as_deref().map_or(Ok(Chosen::All), chosen)?;
     let sessions = Sessions::new(chosen).map_err(|error| unreachable(object, &error))?;
-    let mut engine = Engine::new(sessions, args.interval.min(SAMPLING_MAX));
+    let mut engine =
+        Engine::new(sessions, args.interval.min(SAMPLING_MAX), args.packets == PacketsChoice::Auto);
+    if let Some(error) = engine.unseen() {
+        context.remark(&format!(
+            "packets are not looked at ({error}): waits for R2Ts, for the target and for commands look alike; sudo hikyaku watch tells them apart"
+        ));
+    }
     if let Some(path) = &args.record {
         engine.record(path)?;
     }
