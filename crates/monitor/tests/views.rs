@@ -127,7 +127,7 @@ fn hostile_names_stay_text() {
     assert!(graph.lines().nth(2).unwrap().ends_with("(time sequence graph)"), "one line of title");
 }
 
-/// Reads the columns of a page as `report.js` does: by chart and line, each a list of columns.
+/// Reads the columns of a page as the page's script does: by chart and line, each a list of columns.
 fn columns(page: &str) -> (Value, Vec<Vec<Vec<i64>>>) {
     let (about, rest) = between(page, "class=\"about\">", "</script>");
     let (points, _) = between(rest, "class=\"points\">", "</script>");

@@ -1,7 +1,7 @@
 //! Points of charts as bytes within a page: columns of differences, base64.
 //!
 //! Each column holds one value of every point, as the difference from the point before: zigzag, then LEB128. Times are
-//! counted in [`quantum_ns`] from the start. `report.js` is the reader.
+//! counted in [`quantum_ns`] from the start. `assets/report/` is the reader.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;

@@ -1,6 +1,6 @@
 //! `analyze --html`: one page that needs nothing else. The verdict comes first, then facts, charts and commands.
 //!
-//! Without JavaScript the page has text, tables and [`figure`](super::figure)s. With it, `report.js` draws the same
+//! Without JavaScript the page has text, tables and [`figure`](super::figure)s. With it, `assets/report/` draws the same
 //! charts from the points within the page, by uPlot. The page's policy permits only the page's own script and style, by
 //! their hashes; nothing is loaded.
 
@@ -26,15 +26,19 @@ pub use compare::compare;
 pub const MARK: &str = "<!DOCTYPE html>\n<!-- report of hikyaku analyze -->\n";
 
 const STYLE: &str =
-    concat!(include_str!("../../../assets/uplot.min.css"), include_str!("../../../assets/report.css"),);
+    concat!(include_str!("../../../assets/uplot.min.css"), include_str!("../../../assets/report/page.css"),);
 /// uPlot with its licence, which must accompany copies, and the page's own part.
 const SCRIPT: &str = concat!(
     "/*\n",
     include_str!("../../../assets/uplot.LICENSE"),
     "\n*/\n",
     include_str!("../../../assets/uplot.min.js"),
-    "\n",
-    include_str!("../../../assets/report.js"),
+    "\n(() => {\n\"use strict\";\n",
+    include_str!("../../../assets/report/points.js"),
+    include_str!("../../../assets/report/shapes.js"),
+    include_str!("../../../assets/report/chart.js"),
+    include_str!("../../../assets/report/page.js"),
+    "})();\n",
 );
 
 /// Writes the page about the connections of one analysis, the most important first. Beyond [`PAGE_FLOWS_MAX`] they are
