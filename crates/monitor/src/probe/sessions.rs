@@ -61,7 +61,6 @@ pub struct Session {
     inode: u32,
     cookie: [u32; 2],
     owner_searches: u32,
-    usage: Usage,
 }
 
 impl Session {
@@ -83,7 +82,6 @@ impl Session {
             inode: found.inode,
             cookie: found.cookie,
             owner_searches: 0,
-            usage: Usage::default(),
         }
     }
 
@@ -120,6 +118,8 @@ pub struct Sessions {
     prober: Prober,
     routes: Option<RouteProber>,
     processes: Processes,
+    /// Processor use of the owners, each read once for all of its connections.
+    usages: HashMap<u32, Usage>,
     sessions: Vec<Session>,
     /// One for each session that has not ended, in their order, and the places of those sessions.
     watched: Vec<Watched>,
@@ -144,6 +144,7 @@ impl Sessions {
             prober,
             routes,
             processes: Processes::default(),
+            usages: HashMap::new(),
             sessions: Vec::new(),
             watched: Vec::new(),
             places: Vec::new(),
@@ -269,12 +270,16 @@ impl Sessions {
 
     fn observe(&mut self, now_ns: u64) {
         let mut queues: HashMap<u32, Option<Route>> = HashMap::new();
+        let owners: HashSet<u32> =
+            self.live().filter_map(|session| session.owner.as_ref()).map(|owner| owner.pid).collect();
+        self.usages.retain(|pid, _| owners.contains(pid));
+        let used: HashMap<u32, _> = owners
+            .into_iter()
+            .map(|pid| (pid, self.usages.entry(pid).or_default().update(pid, now_ns)))
+            .collect();
         for session in self.sessions.iter_mut().filter(|session| !session.ended) {
-            if let Some(owner) = &session.owner {
-                let used = session.usage.update(owner.pid, now_ns);
-                (session.cpu, session.sleeps_in) =
-                    used.map_or((None, None), |(cpu, place)| (Some(cpu), place));
-            }
+            let used = session.owner.as_ref().and_then(|owner| used.get(&owner.pid)?.clone());
+            (session.cpu, session.sleeps_in) = used.map_or((None, None), |(cpu, place)| (Some(cpu), place));
             let Some(routes) = &mut self.routes else { continue };
             let known = session.route.as_ref().map(|route| route.interface);
             let interface = known.or_else(|| routes.interface(session.ends.remote.ip()).ok().flatten());
