@@ -27,7 +27,7 @@ fn main() -> std::io::Result<()> {
     let case = Case::new(plan);
     let subject = case.subject();
     let mut page = create("page.html")?;
-    html::write(&mut page, &[subject.clone()])?;
+    html::write(&mut page, std::slice::from_ref(&subject))?;
     page.flush()?;
     for figure in svg::figures(&subject) {
         std::fs::write(dir.join(format!("{}.svg", figure.name)), figure.text)?;

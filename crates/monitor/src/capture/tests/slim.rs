@@ -293,12 +293,12 @@ fn the_table_of_connections_sees_the_same() {
     for (cut, digests, snap) in [(1448, false, 9999), (65_000, false, 70_000), (1448, false, 128)] {
         let mut talk = session(cut, digests);
         talk.frames.iter_mut().for_each(|frame| frame.bytes.truncate(snap));
-        same_events(talk.frames, &format!("{cut} {snap}"));
+        same_events(&talk.frames, &format!("{cut} {snap}"));
     }
 }
 
-fn same_events(frames: Vec<Stamped>, what: &str) {
-    let whole = pcapng(1, &frames);
+fn same_events(frames: &[Stamped], what: &str) {
+    let whole = pcapng(1, frames);
     let (file, _) = verdict::slimmed(Cursor::new(whole.clone()));
     let (before, after) = (verdict::events(Cursor::new(whole)), verdict::events(Cursor::new(file)));
     assert!(before.iter().filter(|event| event.contains("PduStart")).count() > 3, "{what}");

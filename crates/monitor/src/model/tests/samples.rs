@@ -39,9 +39,9 @@ fn series(is_sender: bool, change: impl Fn(&mut Sample, u64)) -> Vec<Sample> {
         let mut sample = Sample { at_ns: index * 10_000_000, busy_us: Some(index * 10_000), ..plain() };
         let bytes = Some(index * 80_000);
         if is_sender {
-            sample.bytes_acked = bytes
+            sample.bytes_acked = bytes;
         } else {
-            sample.bytes_received = bytes
+            sample.bytes_received = bytes;
         }
         change(&mut sample, index);
         sample
