@@ -2,18 +2,21 @@
 
 use super::keys;
 use super::report::FlowReport;
-use crate::command::{Command, Kept, Shares, Summary, Tracker};
+use crate::command::{Command, Counts, Kept, Shares, Summary, Tracker};
 use crate::event::{Distances, Event, Kind, Side};
 use crate::flow::{Flow, Framing};
-use crate::model::{Attribution, judge};
+use crate::model::{Attribution, Evidence, judge};
 use crate::series::Collector;
 use crate::view;
 
 /// Follows one connection: [`Connection::handle`] each event, then [`Connection::finish`].
 #[derive(Debug)]
 pub(super) struct Connection {
-    tracker: Tracker,
-    attribution: Attribution,
+    /// `None` after both ends have closed the connection: then only the results are kept.
+    live: Option<Box<Live>>,
+    results: Option<(Counts, Evidence)>,
+    /// Ends that have closed the connection.
+    closed: [bool; 2],
     summary: Summary,
     kept: Kept,
     collector: Option<Collector>,
@@ -24,12 +27,20 @@ pub(super) struct Connection {
     outstanding: u32,
 }
 
+/// What follows a connection while it is open.
+#[derive(Debug, Default)]
+struct Live {
+    tracker: Tracker,
+    attribution: Attribution,
+}
+
 impl Connection {
     /// `points_max` bounds the points for pictures; 0: none.
     pub(super) fn new(shares: Shares, seed: u64, points_max: usize) -> Self {
         Self {
-            tracker: Tracker::new(),
-            attribution: Attribution::new(),
+            live: Some(Box::default()),
+            results: None,
+            closed: [false; 2],
             summary: Summary::default(),
             kept: Kept::new(shares, seed),
             collector: (points_max > 0).then(|| Collector::new(points_max)),
@@ -48,20 +59,24 @@ impl Connection {
     pub(super) fn set_distances(&mut self, distances: Distances) {
         if distances != self.distances {
             self.distances = distances;
-            self.tracker.set_distances(distances);
-            self.attribution.set_distances(distances);
+            if let Some(live) = &mut self.live {
+                live.tracker.set_distances(distances);
+                live.attribution.set_distances(distances);
+            }
         }
     }
 
     /// Whether commands have begun, and [`Connection::set_keys`] was not called.
     pub(super) fn wants_keys(&self) -> bool {
-        !self.has_keys && self.tracker.counts().commands > 0
+        !self.has_keys && self.live.as_ref().is_some_and(|live| live.tracker.counts().commands > 0)
     }
 
     pub(super) fn set_keys(&mut self, flow: &Flow) {
         let keys = keys::for_commands(&keys::negotiated(flow));
-        self.tracker.set_keys(keys);
-        self.attribution.set_first_burst(keys.first_burst_length);
+        if let Some(live) = &mut self.live {
+            live.tracker.set_keys(keys);
+            live.attribution.set_first_burst(keys.first_burst_length);
+        }
         self.has_keys = true;
     }
 
@@ -70,16 +85,35 @@ impl Connection {
         if let Some(collector) = &mut self.collector {
             collector.handle_event(event);
         }
-        self.attribution.handle(event);
-        self.tracker.handle(event);
+        let Some(live) = &mut self.live else { return };
+        live.attribution.handle(event);
+        live.tracker.handle(event);
         if matches!(event.kind, Kind::PduStart(_) | Kind::PduEnd(_) | Kind::Ended { .. }) {
             self.after_pdu(event.at_ns, see);
         }
+        if let Kind::Ended { by_reset } = event.kind {
+            self.closed[event.from as usize] = true;
+            if by_reset || self.closed == [true; 2] {
+                self.settle();
+            }
+        }
+    }
+
+    /// Nothing more comes: takes the results and frees what followed the connection.
+    fn settle(&mut self) {
+        let Some(mut live) = self.live.take() else { return };
+        live.tracker.finish();
+        self.take_commands(&mut live.tracker, |_| {});
+        let counts = live.tracker.counts();
+        let evidence = live.attribution.finish(|sender| self.summary.protocol(sender, &counts));
+        self.results = Some((counts, evidence));
     }
 
     fn after_pdu(&mut self, at_ns: u64, see: impl FnMut(&Command)) {
-        self.take_commands(see);
-        let standing = self.tracker.standing();
+        let Some(mut live) = self.live.take() else { return };
+        self.take_commands(&mut live.tracker, see);
+        let standing = live.tracker.standing();
+        self.live = Some(live);
         if let Some(commands) = standing.command_window {
             self.summary.add_window(commands);
         }
@@ -91,8 +125,8 @@ impl Connection {
         }
     }
 
-    fn take_commands(&mut self, mut see: impl FnMut(&Command)) {
-        while let Some(command) = self.tracker.poll_command() {
+    fn take_commands(&mut self, tracker: &mut Tracker, mut see: impl FnMut(&Command)) {
+        while let Some(command) = tracker.poll_command() {
             see(&command);
             self.summary.add(&command);
             if let Some(collector) = &mut self.collector {
@@ -104,11 +138,12 @@ impl Connection {
 
     /// `id` names the connection within the analysis, `source` what was read.
     pub(super) fn finish(mut self, id: String, flow: &Flow, source: &str) -> FlowReport {
-        self.tracker.finish();
-        self.take_commands(|_| {});
-        let counts = self.tracker.counts();
+        self.settle();
+        let (counts, mut evidence) = self.results.take().unwrap_or_else(|| {
+            let counts = Counts::default();
+            (counts, Attribution::new().finish(|_| None))
+        });
         let summary = self.summary;
-        let mut evidence = self.attribution.finish(|sender| summary.protocol(sender, &counts));
         if let Some(bytes) = unframed_bytes(flow, evidence.sender) {
             evidence.data_bytes = evidence.data_bytes.max(bytes);
         }
@@ -149,7 +184,7 @@ fn unframed_bytes(flow: &Flow, sender: Side) -> Option<u64> {
 }
 
 /// What could not be seen of the connection.
-fn notes(flow: &Flow, counts: &crate::command::Counts) -> Vec<String> {
+fn notes(flow: &Flow, counts: &Counts) -> Vec<String> {
     let mut notes = Vec::new();
     let mut note = |is_so: bool, text: String| {
         if is_so {
