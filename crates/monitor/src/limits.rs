@@ -125,7 +125,7 @@ pub const TALLY_VALUES_MAX: usize = 256;
 // Pages.
 
 /// Connections that a page shows with charts; the others are listed.
-pub(crate) const PAGE_FLOWS_MAX: usize = 16;
+pub const PAGE_FLOWS_MAX: usize = 16;
 /// Rows of each table of commands in a page.
 pub(crate) const PAGE_COMMANDS_MAX: usize = 20;
 

@@ -1,6 +1,6 @@
 //! `analyze --html`: one page that needs nothing else. The verdict comes first, then facts, charts and commands.
 //!
-//! Without JavaScript the page has text, tables and [`figure`](super::figure)s. With it, `assets/report/` draws the same
+//! Without JavaScript the page has text, tables and SVG figures. With it, `assets/report/` draws the same
 //! charts from the points within the page, by uPlot. The page's policy permits only the page's own script and style, by
 //! their hashes; nothing is loaded.
 
