@@ -15,6 +15,11 @@ const CANDIDATE: f64 = 0.4;
 const BUSY: f64 = 0.9;
 /// Least time that the link is busy for the verdict that nothing else limits.
 const LINE_BUSY: f64 = 0.6;
+/// Least part of the line's rate that the data has where the line is the limit, beside headers.
+const LINE_RATE_LEAST: f64 = 0.8;
+/// The verdict is the line, with doubt, where it is busy for so long and what TCP lost beside it is no more than this.
+const LINE_FILLED: f64 = 0.75;
+const PROBING: f64 = 0.25;
 /// Least data for a verdict.
 const BYTES_MIN: u64 = 4096;
 
@@ -38,7 +43,18 @@ pub fn judge(evidence: &Evidence) -> Verdict {
     let first = ranked.first().copied().unwrap_or((Cause::Unknown, 0.0));
     let line = share(Cause::LineRate);
     if first.1 < NOTABLE && line >= LINE_BUSY {
-        return verdict(&evidence, Cause::LineRate, line, None, Vec::new(), line_confidence(line, first.1));
+        let is_filled = evidence
+            .path
+            .line_bytes_per_s
+            .is_none_or(|rate| predict::measured(&evidence) >= LINE_RATE_LEAST * rate);
+        let confidence = line_confidence(line, first.1).min(if is_filled { 1.0 } else { DOUBTFUL });
+        return verdict(&evidence, Cause::LineRate, line, None, Vec::new(), confidence);
+    }
+    // A congestion control that probes a line that it fills loses a little of it.
+    let is_probing = matches!(first.0, Cause::Loss | Cause::Congestion | Cause::LocalDevice);
+    if is_probing && first.1 < PROBING && line >= LINE_FILLED {
+        let others = vec![Cause::LineRate, first.0];
+        return verdict(&evidence, Cause::LineRate, line, None, others, DOUBTFUL);
     }
     if share(Cause::Unknown) > first.1 || first.1 < NOTABLE / 2.0 {
         return unknown(&evidence, candidates(&evidence, Cause::Unknown), share(Cause::Unknown));

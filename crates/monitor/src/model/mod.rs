@@ -1,7 +1,7 @@
 //! What limits a connection: causes, the evidence for them, and the verdict.
 //!
 //! [`Evidence`] is the seam: captures, samples of a socket and our own programs each fill in what they can see, and
-//! [`judge`] decides from it alone. A field that a source cannot see is `None`; the verdict then names candidates
+//! [`judge()`] decides from it alone. A field that a source cannot see is `None`; the verdict then names candidates
 //! instead of a limit.
 
 mod advice;

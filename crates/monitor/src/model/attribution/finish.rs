@@ -9,6 +9,10 @@ const LINE_EXCESS: f64 = 1.12;
 /// See [`super::pace::Pace::ratio`].
 const THINKING_RATIO: f64 = 0.6;
 const BUSY_RATIO: f64 = 1.15;
+/// What a busy program leaves unused, as a part of the time in which it has answers to wait for.
+const BUSY_WAIT: f64 = 0.25;
+/// Pauses within commands, as a part of those between them, that tell of a busy program.
+const PAUSES_WITHIN: f64 = 0.1;
 /// A window that losses explain by the square root law may be this many times larger than the one seen; CUBIC grows
 /// faster than the law.
 const LOSS_WINDOW: f64 = 12.0;
@@ -58,8 +62,6 @@ pub(super) fn evidence(
         (Part::R2tTarget, Cause::Target),
         (Part::SentTarget, Cause::Target),
         (Part::Target, Cause::Target),
-        (Part::SentFull, Cause::QueueDepth),
-        (Part::IdleFull, Cause::QueueDepth),
         (Part::Window, Cause::ReceiveWindow),
         (Part::Nagle, Cause::NagleDelayedAck),
         (Part::Local, Cause::LocalDevice),
@@ -113,9 +115,19 @@ fn data_bytes(lane: &Lane) -> u64 {
 
 fn thinking(lane: &Lane, books: &mut Books) {
     let ns = (lane.totals.of(Part::IdleLess) + lane.totals.of(Part::SentLess)) as f64;
+    let queue = (lane.totals.of(Part::SentFull) + lane.totals.of(Part::IdleFull)) as f64;
+    // A busy program does not wait for answers: neither then is the number of its commands what limits.
+    let is_busy = lane.pace.ratio().is_some_and(|ratio| ratio > BUSY_RATIO) && ns > BUSY_WAIT * queue;
+    if is_busy {
+        books.add(Cause::Cpu, queue, &[Cause::QueueDepth]);
+    } else {
+        books.add(Cause::QueueDepth, queue, &[]);
+    }
     match lane.pace.ratio() {
         Some(ratio) if ratio > BUSY_RATIO => books.add(Cause::Cpu, ns, &[Cause::ThinkTime]),
         Some(ratio) if ratio < THINKING_RATIO => books.add(Cause::ThinkTime, ns, &[]),
+        // A program that also pauses within commands is busy with what it sends.
+        _ if lane.stops.own.ns as f64 > PAUSES_WITHIN * ns => books.add(Cause::Cpu, ns, &[Cause::ThinkTime]),
         _ => books.add(Cause::ThinkTime, ns, &[Cause::Cpu]),
     }
 }
@@ -184,8 +196,10 @@ fn window_cause(lane: &Lane) -> Cause {
     let lost = counters.episodes.saturating_sub(counters.spurious.min(counters.episodes));
     let is_fixed = lane.stops.in_flight_spread() < FIXED_SPREAD;
     if lost == 0 {
-        let is_sawtooth =
-            lane.is_at_sender() && counters.reductions >= REDUCTIONS_MIN && !is_fixed && counters.echoes == 0;
+        let is_sawtooth = lane.is_at_sender()
+            && counters.reductions >= REDUCTIONS_MIN
+            && lane.stops.in_flight_spread() > GROWING_SPREAD
+            && counters.echoes == 0;
         return if is_sawtooth { Cause::LocalDevice } else { Cause::Congestion };
     }
     let share = lost as f64 / counters.data_packets.max(1) as f64;
@@ -215,7 +229,7 @@ fn path(lane: &Lane, distances: Distances) -> Path {
     };
     Path {
         rtt_s: rtt_ns.map(|ns| ns as f64 / 1e9),
-        rtt_loaded_s: (!lane.rtts.is_empty()).then(|| lane.rtts.value_at_quantile(0.5) as f64 / 1e9),
+        rtt_loaded_s: lane.rtts.quantile(0.5).map(|ns| ns as f64 / 1e9),
         mss_bytes: u32::try_from(counters.mss).ok().filter(|mss| *mss > 0),
         line_bytes_per_s: lane.line_bytes_per_s(),
         data_packets: counters.data_packets,
@@ -231,7 +245,7 @@ fn caps(lane: &Lane) -> Caps {
     Caps {
         in_flight_max_bytes: (lane.counters.in_flight_max > 0).then_some(lane.counters.in_flight_max),
         in_flight_stopped_bytes: lane.stops.in_flight_median(),
-        window_bytes: (!lane.windows.is_empty()).then(|| lane.windows.value_at_quantile(0.5)),
+        window_bytes: lane.windows.quantile(0.5),
         ..Caps::default()
     }
 }

@@ -1,6 +1,6 @@
 //! The rate of the narrowest link, from bytes that certainly waited for it.
 
-use hdrhistogram::Histogram;
+use super::values::Values;
 
 /// Least bytes, and packets, of a run that counts as a measurement.
 const RUN_BYTES_MIN: u64 = 24_000;
@@ -25,7 +25,7 @@ struct Run {
 /// Rates of runs, weighted by bytes, in KiB per second.
 #[derive(Debug)]
 struct Rates {
-    seen: Histogram<u64>,
+    seen: Values,
     run: Run,
     bytes: u64,
     rate: Option<f64>,
@@ -34,10 +34,7 @@ struct Rates {
 
 impl Rates {
     fn new(quantile: f64) -> Self {
-        // 1 KiB/s to 1 TiB/s in steps of 1 %.
-        let seen = Histogram::new_with_bounds(1, 1 << 30, 2)
-            .unwrap_or_else(|_| unreachable!("the bounds are valid"));
-        Self { seen, run: Run::default(), bytes: 0, rate: None, quantile }
+        Self { seen: Values::new(), run: Run::default(), bytes: 0, rate: None, quantile }
     }
 
     fn step(&mut self, bytes: u64, ns: u64) {
@@ -55,13 +52,10 @@ impl Rates {
             return;
         }
         let kib_per_s = run.bytes as f64 / 1024.0 / (run.ns as f64 / 1e9);
-        self.seen.saturating_record(kib_per_s as u64);
-        // A weight of one per 4 KiB.
-        let more = run.bytes / 4096;
-        let _ = self.seen.record_n((kib_per_s as u64).clamp(1, 1 << 30), more.saturating_sub(1));
+        self.seen.add(kib_per_s as u64, run.bytes / 4096 + 1);
         self.bytes += run.bytes;
         if self.bytes >= KNOWN_BYTES_MIN {
-            self.rate = Some(self.seen.value_at_quantile(self.quantile) as f64 * 1024.0);
+            self.rate = self.seen.quantile(self.quantile).map(|kib| kib as f64 * 1024.0);
         }
     }
 }

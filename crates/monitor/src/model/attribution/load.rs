@@ -109,6 +109,10 @@ impl Load {
         }
     }
 
+    pub(super) fn is_open(&self, itt: u32) -> bool {
+        self.open.contains_key(&itt)
+    }
+
     pub(super) fn outstanding(&self) -> usize {
         self.open.len()
     }

@@ -10,6 +10,7 @@ mod line;
 mod load;
 mod pace;
 mod stops;
+mod values;
 
 use self::lane::Lane;
 use super::{Evidence, Protocol};

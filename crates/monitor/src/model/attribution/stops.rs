@@ -1,7 +1,7 @@
 //! How a sender goes on after it stopped with data left: what tells a full send buffer from a full congestion window,
 //! and both from a program that is slow.
 
-use hdrhistogram::Histogram;
+use super::values::Values;
 
 /// Share of the bytes in flight that has to be acknowledged before a program may write again. Linux wakes a writer when
 /// a third of the buffer is free; a congestion window lets every acknowledgement out one for one.
@@ -53,15 +53,13 @@ pub(super) struct Stops {
     ended_by_ack: f64,
     expected_by_chance: f64,
     count: f64,
-    in_flight: Histogram<u64>,
+    in_flight: Values,
     /// Times from an acknowledgement to what it released, nanoseconds.
-    reactions: Histogram<u64>,
+    reactions: Values,
 }
 
 impl Stops {
     pub(super) fn new() -> Self {
-        let in_flight = Histogram::new_with_bounds(1, 1 << 40, 2)
-            .unwrap_or_else(|_| unreachable!("the bounds are valid"));
         let none = Released::default();
         Self {
             in_steps: none,
@@ -71,9 +69,8 @@ impl Stops {
             ended_by_ack: 0.0,
             expected_by_chance: 0.0,
             count: 0.0,
-            in_flight,
-            reactions: Histogram::new_with_bounds(1, 1 << 40, 2)
-                .unwrap_or_else(|_| unreachable!("the bounds are valid")),
+            in_flight: Values::new(),
+            reactions: Values::new(),
         }
     }
 
@@ -91,7 +88,7 @@ impl Stops {
             return;
         }
         let weight = stop.freed / 1024 + 1;
-        let _ = self.in_flight.record_n(stop.in_flight.clamp(1, 1 << 40), weight);
+        self.in_flight.add(stop.in_flight, weight);
         let step = stop.freed as f64 / stop.in_flight.max(1) as f64;
         // A congestion window leaves data behind in the buffer, so that segments are whole; a program that writes little
         // by little into a full buffer does not.
@@ -102,7 +99,7 @@ impl Stops {
             (true, false, _) => &mut self.unclear,
         };
         class.add(stop.wait_ns, stop.freed);
-        self.reactions.saturating_record(stop.reaction_ns.unwrap_or(0).max(1));
+        self.reactions.add(stop.reaction_ns.unwrap_or(0), 1);
     }
 
     /// Adds what was seen before.
@@ -118,18 +115,18 @@ impl Stops {
         self.ended_by_ack += other.ended_by_ack;
         self.expected_by_chance += other.expected_by_chance;
         self.count += other.count;
-        let _ = self.in_flight.add(&other.in_flight);
-        let _ = self.reactions.add(&other.reactions);
+        self.in_flight.merge(&other.in_flight);
+        self.reactions.merge(&other.reactions);
     }
 
     pub(super) fn in_flight_median(&self) -> Option<u64> {
-        (!self.in_flight.is_empty()).then(|| self.in_flight.value_at_quantile(0.5))
+        self.in_flight.quantile(0.5)
     }
 
     /// How far the bytes in flight at stops spread: their upper to their lower decile.
     pub(super) fn in_flight_spread(&self) -> f64 {
-        let (low, high) = (self.in_flight.value_at_quantile(0.1), self.in_flight.value_at_quantile(0.9));
-        high as f64 / low.max(1) as f64
+        let (low, high) = (self.in_flight.quantile(0.1), self.in_flight.quantile(0.9));
+        high.unwrap_or(1) as f64 / low.unwrap_or(1).max(1) as f64
     }
 
     /// Share of the long stops that acknowledgements ended, without those that chance explains.
@@ -143,7 +140,7 @@ impl Stops {
 
     /// Median time from an acknowledgement to what it released, nanoseconds.
     pub(super) fn reaction_ns(&self) -> u64 {
-        self.reactions.value_at_quantile(0.5)
+        self.reactions.quantile(0.5).unwrap_or(0)
     }
 
     pub(super) fn released(&self) -> Released {

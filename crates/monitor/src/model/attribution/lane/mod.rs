@@ -8,7 +8,6 @@ mod resume;
 
 use std::collections::VecDeque;
 
-use hdrhistogram::Histogram;
 use iscsi::wire::BHS_LENGTH;
 
 pub(super) use self::parts::Part;
@@ -18,6 +17,7 @@ use super::line::Line;
 use super::load::{Load, Pdu};
 use super::pace::Pace;
 use super::stops::Stops;
+use super::values::Values;
 use crate::event::{Ack, Duplicate, Event, Kind, Order, PduStart, Segment, Side};
 use crate::limits::{PEER_EVENTS_MAX, SENDS_REMEMBERED_MAX};
 
@@ -28,6 +28,9 @@ const REDUCED: f64 = 0.85;
 /// How long commands may be open that passed unseen.
 const UNFRAMED_RTTS: u64 = 16;
 const UNFRAMED_NS: u64 = 300_000_000;
+/// The depth is the most of so few commands, then what all but the deepest tenth have; recomputed each so many.
+const DEPTHS_EXACT: u64 = 16;
+const DEPTH_QUANTILE: f64 = 0.9;
 /// Bytes of headers within data, at most, that say nothing of unseen commands.
 const UNSEEN_HEADERS: u64 = 16_384;
 /// By how much a program's answer is later than the kernel's.
@@ -112,8 +115,9 @@ pub(super) struct Lane {
     repair_until: u64,
     repairs_local: bool,
     slots: u32,
-    depths: [u32; 2],
-    depth_count: u32,
+    /// Commands on their way when each was sent, and how many the initiator keeps so.
+    depths: Values,
+    depth: u32,
     /// Since the last data.
     first_ns: Option<u64>,
     last_ns: u64,
@@ -138,12 +142,8 @@ pub(super) struct Lane {
     pub(super) line: Line,
     pub(super) pace: Pace,
     pub(super) counters: Counters,
-    pub(super) windows: Histogram<u64>,
-    pub(super) rtts: Histogram<u64>,
-}
-
-fn histogram() -> Histogram<u64> {
-    Histogram::new_with_bounds(1, 1 << 40, 2).unwrap_or_else(|_| unreachable!("the bounds are valid"))
+    pub(super) windows: Values,
+    pub(super) rtts: Values,
 }
 
 impl Lane {
@@ -172,8 +172,8 @@ impl Lane {
             repair_until: 0,
             repairs_local: false,
             slots: 0,
-            depths: [0; 2],
-            depth_count: 0,
+            depths: Values::new(),
+            depth: 0,
             first_ns: None,
             last_ns: 0,
             mark_ns: 0,
@@ -194,8 +194,8 @@ impl Lane {
             line: Line::new(),
             pace: Pace::default(),
             counters: Counters::default(),
-            windows: histogram(),
-            rtts: histogram(),
+            windows: Values::new(),
+            rtts: Values::new(),
         }
     }
 
@@ -237,10 +237,6 @@ impl Lane {
 
     fn arrival_rate(&self) -> Option<f64> {
         if self.is_at_sender { None } else { self.line.arrived_bytes_per_s() }
-    }
-
-    fn depth(&self) -> u32 {
-        self.depths[0].max(self.depths[1])
     }
 
     fn in_flight(&self) -> u64 {
@@ -364,7 +360,7 @@ impl Lane {
         }
         if let Some(sent_ns) = newest {
             let rtt = at_ns.saturating_sub(sent_ns);
-            self.rtts.saturating_record(rtt.max(1));
+            self.rtts.add(rtt, 1);
             self.last_rtt_ns = rtt;
             let margin = self.rtt_ns / 50 + JITTER_NS;
             let is_queued = self
@@ -380,7 +376,7 @@ impl Lane {
             self.busy_until_ns = self.busy_until_ns.min(at_ns.saturating_add(ns));
         }
         if self.window > 0 {
-            self.windows.saturating_record(self.window);
+            self.windows.add(self.window, 1);
         }
         if acknowledged >= self.sent && is_bare {
             self.all_acked_ns = Some(at_ns);
@@ -407,16 +403,18 @@ impl Lane {
             self.start(at_ns);
         }
         // The command itself may come a little sooner than the slowest part of the path allows.
-        let soon = at_ns.saturating_add(2 * SOONER_NS + self.rtt_ns / 32);
+        let soon = at_ns.saturating_add(4 * SOONER_NS + self.rtt_ns / 16);
         while let Some(slot) = self.returns.pop_front_if(|slot| *slot <= soon) {
             self.on_slot(slot.min(at_ns));
         }
         self.slots += 1;
-        self.depths[0] = self.depths[0].max(self.slots);
-        self.depth_count += 1;
-        if self.depth_count == 64 {
-            self.depth_count = 0;
-            self.depths = [self.slots, self.depths[0]];
+        self.depths.add(u64::from(self.slots), 1);
+        let count = self.depths.count();
+        if count < DEPTHS_EXACT {
+            self.depth = self.depth.max(self.slots);
+        } else if count.is_multiple_of(DEPTHS_EXACT) {
+            let usual = self.depths.quantile(DEPTH_QUANTILE).unwrap_or(0);
+            self.depth = u32::try_from(usual).unwrap_or(u32::MAX);
         }
     }
 
@@ -431,7 +429,8 @@ impl Lane {
         match &event.kind {
             Kind::Segment(segment) => self.on_segment(event, segment),
             Kind::PduStart(start) => self.on_own_pdu(event, start),
-            Kind::CaptureLost { bytes, .. } => {
+            Kind::CaptureLost { offset, bytes } => {
+                self.sent = self.sent.max(offset.saturating_add(*bytes));
                 self.counters.capture_lost_bytes = self.counters.capture_lost_bytes.saturating_add(*bytes);
             }
             Kind::Opaque(_) => self.is_framed = false,
@@ -447,6 +446,14 @@ impl Lane {
         let fresh = end.saturating_sub(self.framed_until.max(start.offset));
         self.framed_until = self.framed_until.max(end);
         let pdu = Pdu::parse(event.from, &start.header);
+        if let Pdu::DataIn { itt, .. } = pdu
+            && self.sender == Side::Target
+            && self.first_ns.is_some()
+            && self.load.outstanding() == 0
+            && !self.load.is_open(itt)
+        {
+            self.on_unframed();
+        }
         let is_end = self.load.handle(pdu);
         match pdu {
             Pdu::Command { immediate, .. } => {
@@ -520,8 +527,13 @@ impl Lane {
             Side::Target => (bytes / 8).max(UNSEEN_HEADERS),
         };
         if left > headers {
-            self.unframed_until_ns = self.sent_ns.saturating_add(UNFRAMED_RTTS * self.rtt_ns + UNFRAMED_NS);
+            self.on_unframed();
         }
+    }
+
+    /// Commands are open that passed unseen.
+    fn on_unframed(&mut self) {
+        self.unframed_until_ns = self.sent_ns.saturating_add(UNFRAMED_RTTS * self.rtt_ns + UNFRAMED_NS);
     }
 
     fn on_segment(&mut self, event: &Event, segment: &Segment) {
@@ -627,7 +639,7 @@ impl Lane {
         if !self.is_framed {
             return if self.in_flight() == 0 { Part::Blind } else { self.open_part() };
         }
-        let is_full = self.slots >= self.depth();
+        let is_full = self.slots >= self.depth;
         if self.framed_until > self.sent {
             return self.open_part();
         }

@@ -89,6 +89,9 @@ impl Lane {
             (false, false) if self.sender == Side::Target && resume.is_empty => {
                 parts.add(Part::Blind, unframed + late);
             }
+            (false, false) if resume.is_empty && resume.answer_ns.is_some() => {
+                parts.add(Part::IdleLess, unframed + late);
+            }
             (false, _) => parts.add(Part::Open, unframed + late),
         }
         let unbegun = parts.take(Part::Unbegun);
@@ -98,7 +101,9 @@ impl Lane {
             parts.add(if resume.is_local { Part::Local } else { Part::Repair }, open);
         } else if by_ack && resume.is_empty && resume.bytes < resume.mss && resume.in_flight_stopped > 0 {
             parts.add(Part::Nagle, open);
-        } else if open > gap / 4 || open == 0 && self.is_at_sender && by_ack && !by_answer {
+        } else if open > if self.is_at_sender { 0 } else { gap / 4 }
+            || open == 0 && self.is_at_sender && by_ack && !by_answer
+        {
             let stop = Stop {
                 is_full: resume.bytes.is_multiple_of(resume.mss),
                 wait_ns: open,
@@ -112,7 +117,8 @@ impl Lane {
             };
             self.stops.add(stop, reaction);
         } else {
-            parts.add(Part::Open, open);
+            // Behind the narrowest link: its packets are not quite even.
+            parts.add(Part::Line, open);
         }
         if self.repairs_local {
             let repair = parts.take(Part::Repair);
