@@ -23,9 +23,9 @@ pub const THREADS_MAX: usize = 4096;
 pub const PROC_FILE_BYTES_MAX: u64 = 1 << 16;
 /// Samples of a connection that are kept, [`HISTORY_NS`] apart: few, so that writing them does not cost more than asking
 /// the kernel.
-pub const HISTORY_MAX: usize = 64;
+pub const HISTORY_MAX: usize = 128;
 /// Least time between two kept samples.
-pub const HISTORY_NS: u64 = 100_000_000;
+pub const HISTORY_NS: u64 = 40_000_000;
 
 // Recordings.
 

@@ -11,7 +11,8 @@ use super::packets::PacketProber;
 use super::sessions::Session;
 use crate::analysis::{Analyzer, FlowReport, Options};
 use crate::event::Side;
-use crate::model::{Evidence, Verdict, judge};
+use crate::model::{Evidence, Verdict, combined, judge, sampled};
+use crate::sample::Sample;
 use crate::{capture, packet::Packet};
 
 /// Most packets that one call reads: the caller samples sockets between calls.
@@ -69,8 +70,11 @@ impl Live {
             let ends: Vec<(usize, &Session)> = live.filter(|(_, session)| is_of(flow, session)).collect();
             // Both ends may be on this machine: the sender's socket tells more.
             let sender = ends.iter().find(|(_, session)| session.side == flow.evidence.sender);
-            let evidence =
-                sender.map_or_else(|| flow.evidence.clone(), |(_, session)| with_samples(flow, session));
+            let samples = sender.or(ends.first()).and_then(|(_, session)| of_samples(session));
+            let evidence = match samples {
+                Some(samples) => combined(flow.evidence.clone(), &samples),
+                None => flow.evidence.clone(),
+            };
             let mut verdict = judge(&evidence);
             if lost > 0 {
                 let note =
@@ -99,17 +103,15 @@ fn is_of(flow: &FlowReport, session: &Session) -> bool {
     named == (Ok(initiator), Ok(target))
 }
 
-/// The evidence with what the sender's own socket and process tell.
-fn with_samples(flow: &FlowReport, sender: &Session) -> Evidence {
-    let mut evidence = flow.evidence.clone();
-    let Some(sample) = &sender.latest else { return evidence };
-    let segments = |count: Option<u32>| Some(u64::from(count?) * u64::from(sample.mss_bytes?));
-    let caps = &mut evidence.caps;
-    caps.window_bytes = caps.window_bytes.or(sample.peer_window_bytes.map(u64::from));
-    caps.congestion_window_bytes = caps.congestion_window_bytes.or_else(|| segments(sample.cwnd_segments));
-    caps.send_buffer_bytes = caps.send_buffer_bytes.or(sample.send_buffer_bytes.map(u64::from));
-    evidence.cpu = evidence.cpu.or(sender.cpu);
-    evidence
+/// What the last seconds of samples show.
+fn of_samples(session: &Session) -> Option<Evidence> {
+    let samples: Vec<Sample> = session.history.iter().chain(&session.latest).cloned().collect();
+    sampled(session.side, &samples, session.cpu)
+}
+
+/// The verdict of samples alone: of what iSCSI waits for it can only name candidates.
+pub fn judge_samples(session: &Session) -> Option<Verdict> {
+    of_samples(session).filter(|evidence| evidence.data_bytes > 0).map(|evidence| judge(&evidence))
 }
 
 #[cfg(test)]

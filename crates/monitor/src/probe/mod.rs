@@ -31,7 +31,7 @@ use crate::sample::Sample;
 pub use diag::{ESTABLISHED, Ends, Found, LISTEN, Watched};
 pub use figures::Figures;
 pub use kernel::{KernelDisk, KernelSession};
-pub use live::Live;
+pub use live::{Live, judge_samples};
 pub use namespace::{NamespaceError, in_namespace};
 pub use packets::{PORTS_MAX, PacketProber};
 pub use process::{Owner, Processes, Usage};

@@ -6,7 +6,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use monitor::probe::{Figures, Live, Session, Sessions, now_ns};
+use monitor::probe::{Figures, Live, Session, Sessions, judge_samples, now_ns};
 use monitor::record::{Flow, RecordError, Writer};
 use monitor::{Sample, Verdict};
 
@@ -20,7 +20,7 @@ const POINTS_MAX: usize = 600;
 /// Rates are of this time.
 const RATE_NS: u64 = 1_000_000_000;
 
-/// Verdicts from packets are of this time.
+/// Verdicts are of this time.
 const PERIOD_NS: u64 = 4_000_000_000;
 
 /// A file that samples are appended to.
@@ -54,6 +54,8 @@ pub(super) struct Engine {
     refresh_next_ns: u64,
     seen_any: bool,
     packets: Packets,
+    /// End of the period that the next verdicts are of; `None` before the first connection.
+    period_ends_ns: Option<u64>,
 }
 
 /// Whether the packets of the connections are seen.
@@ -61,11 +63,7 @@ pub(super) enum Packets {
     Off,
     /// Not permitted, or not possible.
     Unseen(std::io::Error),
-    Seen {
-        live: Box<Live>,
-        /// End of the period whose packets are analysed; `None` before the first connection.
-        period_ends_ns: Option<u64>,
-    },
+    Seen(Box<Live>),
 }
 
 impl Engine {
@@ -74,7 +72,7 @@ impl Engine {
         let packets = match sessions.take_packets().filter(|_| sees_packets) {
             None => Packets::Off,
             Some(Err(error)) => Packets::Unseen(error),
-            Some(Ok(prober)) => Packets::Seen { live: Box::new(Live::new(prober)), period_ends_ns: None },
+            Some(Ok(prober)) => Packets::Seen(Box::new(Live::new(prober))),
         };
         Self {
             sessions,
@@ -86,6 +84,7 @@ impl Engine {
             refresh_next_ns: started_ns,
             seen_any: false,
             packets,
+            period_ends_ns: None,
         }
     }
 
@@ -133,10 +132,10 @@ impl Engine {
         if now >= self.refresh_next_ns {
             self.sessions.refresh(now).map_err(failed)?;
             self.record_slow(now)?;
-            self.follow_packets(now).map_err(failed)?;
+            self.judge(now).map_err(failed)?;
             self.refresh_next_ns = now.saturating_add(REFRESH_NS);
         }
-        if let Packets::Seen { live, period_ends_ns: Some(_) } = &mut self.packets {
+        if let (Packets::Seen(live), Some(_)) = (&mut self.packets, self.period_ends_ns) {
             live.read().map_err(failed)?;
         }
         if now >= self.sample_next_ns {
@@ -160,24 +159,31 @@ impl Engine {
         Ok(())
     }
 
-    /// Begins a period when the last one has ended, with the verdicts of that.
-    fn follow_packets(&mut self, now: u64) -> std::io::Result<()> {
-        let Packets::Seen { live, period_ends_ns } = &mut self.packets else { return Ok(()) };
+    /// At the end of a period: a verdict for each connection, of its packets and samples, or of samples alone where no
+    /// packet with data was seen; the next period begins.
+    fn judge(&mut self, now: u64) -> std::io::Result<()> {
         let sessions = self.sessions.all();
-        match *period_ends_ns {
-            None if sessions.iter().all(|session| session.latest.is_none()) => return Ok(()),
-            None => live.begin(sessions)?,
-            Some(end) if now < end => return Ok(()),
-            Some(_) => {
+        let begins = self.period_ends_ns.is_none();
+        if begins && sessions.iter().all(|session| session.latest.is_none())
+            || self.period_ends_ns.is_some_and(|end| now < end)
+        {
+            return Ok(());
+        }
+        let mut verdicts: HashMap<usize, Verdict> = HashMap::new();
+        match &mut self.packets {
+            Packets::Seen(live) if begins => live.begin(sessions)?,
+            Packets::Seen(live) => {
                 live.read()?;
-                for (place, verdict) in live.judge(sessions)? {
-                    if let Some(session) = sessions.get(place) {
-                        self.kept.entry(session.id).or_default().verdict = Some(verdict);
-                    }
-                }
+                verdicts.extend(live.judge(sessions)?);
+            }
+            Packets::Off | Packets::Unseen(_) => {}
+        }
+        for (place, session) in sessions.iter().enumerate().filter(|(_, session)| !begins && !session.ended) {
+            if let Some(verdict) = verdicts.remove(&place).or_else(|| judge_samples(session)) {
+                self.kept.entry(session.id).or_default().verdict = Some(verdict);
             }
         }
-        *period_ends_ns = Some(now.saturating_add(PERIOD_NS));
+        self.period_ends_ns = Some(now.saturating_add(PERIOD_NS));
         Ok(())
     }
 
