@@ -64,10 +64,10 @@ fn caps(evidence: &Evidence, gone: &[Cause]) -> Vec<(Cause, f64)> {
     found
 }
 
-/// Causes that go with `limit`: a deep queue hides every wait for the network.
+/// Causes that go with `limit`: a deep queue hides every wait for the network, and shorter ones for the two ends.
 fn removed_with(limit: Cause) -> &'static [Cause] {
     match limit {
-        Cause::QueueDepth => &[Cause::QueueDepth, Cause::R2t],
+        Cause::QueueDepth => &[Cause::QueueDepth, Cause::R2t, Cause::ThinkTime, Cause::Target],
         Cause::ThinkTime => &[Cause::ThinkTime],
         Cause::R2t => &[Cause::R2t],
         Cause::Target => &[Cause::Target],

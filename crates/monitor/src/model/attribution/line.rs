@@ -113,3 +113,29 @@ impl Line {
         self.arrived.rate
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// 10 MB/s: 10 kB in a millisecond.
+    const STEP: (u64, u64) = (10_000, 1_000_000);
+
+    #[test]
+    fn only_what_queued_and_even_runs_measure_the_link() {
+        let mut line = Line::new();
+        for index in 0..200u64 {
+            // A program's pauses are no part of a run, and acknowledgements of data that did not queue are none.
+            let is_pause = index % 10 == 0;
+            let ns = if is_pause { 50 * STEP.1 } else { STEP.1 };
+            line.on_arrival(STEP.0, ns);
+            line.on_ack(STEP.0, ns, !is_pause);
+        }
+        for rate in [line.queued_bytes_per_s(), line.arrived_bytes_per_s()] {
+            assert!((rate.unwrap() / 10e6 - 1.0).abs() < 0.02, "{rate:?}");
+        }
+        let mut slow = Line::new();
+        (0..200).for_each(|_| slow.on_ack(STEP.0, STEP.1, false));
+        assert_eq!(slow.queued_bytes_per_s(), None);
+    }
+}

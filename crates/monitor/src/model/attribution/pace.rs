@@ -61,3 +61,29 @@ impl Pace {
             .then(|| self.since_answer.deviation / self.since_data.deviation)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_that_varies_less_tells_thinking_from_computing() {
+        const US: u64 = 1_000;
+        // (answer after the data, command after the data), both in microseconds, of a varying round trip.
+        type Program = fn(u64) -> u64;
+        let table: [(Program, f64, f64); 2] =
+            [(|answer| answer + 50_000, 0.0, 0.1), (|_| 52_000, 2.0, f64::MAX)];
+        for (command, least, most) in table {
+            let mut pace = Pace::default();
+            assert_eq!(pace.ratio(), None);
+            for index in 0..100 {
+                let (stopped, answer) = (index * 100_000, 10_000 + index * 7919 % 1000);
+                pace.on_answer((stopped + answer) * US);
+                let exact = command(answer) + index % 3;
+                pace.on_command((stopped + exact) * US, stopped * US, 1);
+            }
+            let ratio = pace.ratio().unwrap();
+            assert!((least..most).contains(&ratio), "{ratio}");
+        }
+    }
+}

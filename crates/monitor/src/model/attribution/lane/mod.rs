@@ -4,11 +4,10 @@
 //! Parts whose cause shows only when the sender goes on are decided then ([`Lane::resolve`]).
 
 mod parts;
+mod pdus;
 mod resume;
 
 use std::collections::VecDeque;
-
-use iscsi::wire::BHS_LENGTH;
 
 pub(super) use self::parts::Part;
 use self::parts::Parts;
@@ -18,21 +17,16 @@ use super::load::{Load, Pdu};
 use super::pace::Pace;
 use super::stops::Stops;
 use super::values::Values;
-use crate::event::{Ack, Duplicate, Event, Kind, Order, PduStart, Segment, Side};
+use crate::event::{Ack, Duplicate, Event, Kind, Order, Segment, Side};
 use crate::limits::{PEER_EVENTS_MAX, SENDS_REMEMBERED_MAX};
 
 /// Least time in which a sender goes on after what it waited for.
 const REACTION_NS: u64 = 300_000;
 /// A congestion control that reduces its window keeps less than this part of it (CUBIC 0.7, Reno 0.5).
 const REDUCED: f64 = 0.85;
-/// How long commands may be open that passed unseen.
-const UNFRAMED_RTTS: u64 = 16;
-const UNFRAMED_NS: u64 = 300_000_000;
 /// The depth is the most of so few commands, then what all but the deepest tenth have; recomputed each so many.
 const DEPTHS_EXACT: u64 = 16;
 const DEPTH_QUANTILE: f64 = 0.9;
-/// Bytes of headers within data, at most, that say nothing of unseen commands.
-const UNSEEN_HEADERS: u64 = 16_384;
 /// By how much a program's answer is later than the kernel's.
 const SOONER_NS: u64 = 60_000;
 /// Measured round trips are this much longer than the least one without any queue.
@@ -438,104 +432,6 @@ impl Lane {
         }
     }
 
-    fn on_own_pdu(&mut self, event: &Event, start: &PduStart) {
-        let end = start.offset.saturating_add(start.bytes);
-        if self.first_ns.is_some() && start.offset > self.framed_until {
-            self.count_unseen(start.offset - self.framed_until);
-        }
-        let fresh = end.saturating_sub(self.framed_until.max(start.offset));
-        self.framed_until = self.framed_until.max(end);
-        let pdu = Pdu::parse(event.from, &start.header);
-        if let Pdu::DataIn { itt, .. } = pdu
-            && self.sender == Side::Target
-            && self.first_ns.is_some()
-            && self.load.outstanding() == 0
-            && !self.load.is_open(itt)
-        {
-            self.on_unframed();
-        }
-        let is_end = self.load.handle(pdu);
-        match pdu {
-            Pdu::Command { immediate, .. } => {
-                self.on_command(event.at_ns);
-                if let Some(resume) = &mut self.resume {
-                    resume.starts_command = true;
-                }
-                self.counters.data_bytes += immediate.min(fresh);
-            }
-            Pdu::DataOut { bytes, .. } | Pdu::DataIn { bytes, .. } => {
-                self.counters.data_bytes += bytes.min(fresh);
-            }
-            _ => {}
-        }
-        match pdu {
-            Pdu::DataIn { itt, is_last: true, .. } if self.sender == Side::Target => {
-                if self.closing.len() == PEER_EVENTS_MAX {
-                    self.closing.pop_front();
-                }
-                self.closing.push_back((end, itt));
-            }
-            _ if is_end && self.sender == Side::Target => self.return_slots(event.at_ns, 1),
-            _ => {}
-        }
-    }
-
-    /// Commands end with the last byte of their last PDU.
-    fn close(&mut self) {
-        while let Some((_, itt)) = self.closing.pop_front_if(|(end, _)| *end <= self.sent) {
-            if self.load.remove(itt) {
-                self.return_slots(self.sent_ns, 1);
-            }
-        }
-    }
-
-    /// Commands of the target's lane have ended: their successors may arrive a round trip later.
-    fn return_slots(&mut self, at_ns: u64, count: usize) {
-        for _ in 0..count {
-            if self.returns.len() == PEER_EVENTS_MAX {
-                self.returns.pop_front();
-                self.slots = self.slots.saturating_sub(1);
-            }
-            self.returns.push_back(at_ns.max(self.busy_until_ns).saturating_add(self.rtt_ns));
-        }
-        self.last_ns = self.last_ns.max(at_ns);
-    }
-
-    /// Bytes beyond all PDUs whose headers were seen belong to PDUs that the snap length cut off.
-    fn count_unframed(&mut self) {
-        let bytes = self.sent.saturating_sub(self.framed_until);
-        if !self.is_framed
-            || bytes < BHS_LENGTH as u64
-            || self.acked < self.repair_until
-            || self.first_ns.is_none()
-        {
-            return;
-        }
-        self.framed_until = self.sent;
-        self.count_unseen(bytes);
-    }
-
-    fn count_unseen(&mut self, bytes: u64) {
-        self.counters.data_bytes = self.counters.data_bytes.saturating_add(bytes);
-        let (left, ended) = self.load.on_unseen(bytes);
-        if self.sender == Side::Target {
-            self.return_slots(self.sent_ns, ended);
-        }
-        // Commands to the target are short packets of their own: a little that is left are headers of the data.
-        let headers = match self.sender {
-            Side::Initiator => BHS_LENGTH as u64,
-            Side::Target => (bytes / 8).max(UNSEEN_HEADERS),
-        };
-        if left > headers {
-            self.on_unframed();
-        }
-    }
-
-    /// Commands are open that passed unseen.
-    fn on_unframed(&mut self) {
-        self.unframed_until_ns = self.sent_ns.saturating_add(UNFRAMED_RTTS * self.rtt_ns + UNFRAMED_NS);
-    }
-
     fn on_segment(&mut self, event: &Event, segment: &Segment) {
         let (bytes, mss) = (u64::from(segment.bytes), u64::from(segment.mss.max(1)));
         if self.first_ns.is_none() {
@@ -576,6 +472,7 @@ impl Lane {
             is_repeated,
             is_local,
             starts_command: false,
+            starts_pdu: false,
         });
         if !self.is_at_sender && !is_repeated {
             self.line.on_arrival(bytes, gap_ns);

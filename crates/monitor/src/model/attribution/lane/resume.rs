@@ -5,6 +5,9 @@ use super::parts::{Part, Parts};
 use crate::event::Side;
 use crate::model::attribution::stops::{Stop, Stops};
 
+/// Arrivals closer than this are one packet, or as good as one.
+const SAME_NS: u64 = 20_000;
+
 /// Data has been sent after a pause; what it was is known when all events of its packet have come.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Resume {
@@ -26,6 +29,7 @@ pub(super) struct Resume {
     pub(super) is_repeated: bool,
     pub(super) is_local: bool,
     pub(super) starts_command: bool,
+    pub(super) starts_pdu: bool,
 }
 
 /// The start of a period, in which time on the narrowest link could not be told from other time.
@@ -54,7 +58,9 @@ impl Lane {
         let ago = |at: Option<u64>| at.map(|at| sent_ns.saturating_sub(at));
         let (ack_ago, answer_ago) = (ago(resume.ack_ns), ago(resume.answer_ns));
         let by_ack = ack_ago.is_some_and(|ns| ns <= reaction);
-        let by_answer = answer_ago.is_some_and(|ns| ns <= reaction);
+        // Of both, the later one ended the pause; a PDU brings an acknowledgement itself.
+        let is_later = resume.answer_ns.unwrap_or(0).saturating_add(SAME_NS) >= resume.ack_ns.unwrap_or(0);
+        let by_answer = is_later && answer_ago.is_some_and(|ns| ns <= reaction);
         let parts = &mut resume.parts;
         let gap = parts.sum();
         if resume.starts_command && self.sender == Side::Initiator {
@@ -99,7 +105,12 @@ impl Lane {
         let open = parts.take(Part::Open);
         if resume.is_repeated {
             parts.add(if resume.is_local { Part::Local } else { Part::Repair }, open);
-        } else if by_ack && resume.is_empty && resume.bytes < resume.mss && resume.in_flight_stopped > 0 {
+        } else if by_ack
+            && !resume.starts_pdu
+            && resume.is_empty
+            && resume.bytes < resume.mss
+            && resume.in_flight_stopped > 0
+        {
             parts.add(Part::Nagle, open);
         } else if open > if self.is_at_sender { 0 } else { gap / 4 }
             || open == 0 && self.is_at_sender && by_ack && !by_answer
