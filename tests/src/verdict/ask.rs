@@ -89,10 +89,10 @@ pub fn analyze(context: &Context, capture: &Path) -> Result<Answer> {
     Answer::read(flow).with_context(|| format!("no verdict in {flow}"))
 }
 
-/// The last verdict among the lines of `watch --json`.
+/// The last verdict among the lines of `watch --json` about a connection that had not ended.
 pub fn last_of_watch(lines: &str) -> Option<Answer> {
     let values = lines.lines().rev().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    values.filter_map(|value| Answer::read(&value)).next()
+    values.filter(|value| value["session"]["ended"] != true).find_map(|value| Answer::read(&value))
 }
 
 #[cfg(test)]

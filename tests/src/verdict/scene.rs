@@ -61,7 +61,7 @@ pub struct Measured {
     pub mb_per_s: f64,
     /// Greatest lateness of the emulator: above a few milliseconds the machine was too busy.
     pub late_max_ms: f64,
-    /// Output of `watch --json` in the data sender's namespace.
+    /// Output of `watch --json` in the data sender's namespace, or why there is none.
     #[serde(skip)]
     pub watch: String,
 }
@@ -139,7 +139,7 @@ impl<'a> Scene<'a> {
         let watch = watch
             .map(|watch| watch.finish(RUN_SLACK))
             .transpose()?
-            .map_or_else(String::new, |out| out.stdout);
+            .map_or_else(String::new, |output| output.text());
         for mut dump in dumps {
             dump.signal(libc::SIGINT)?;
             dump.finish(READY_LIMIT)?.success()?;
