@@ -6,13 +6,16 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use lab::wan::{ADDRESSES, INTERFACE, Namespace, Options, Settings, Tap, Wan};
 
+use super::cell::MSS;
 use super::{Injection, Setup};
 use crate::{program, run};
 
 const TOOL_LIMIT: Duration = Duration::from_secs(20);
 /// Buffers that limit nothing: minimum, default, maximum bytes.
 const AMPLE_SEND: &str = "4096 65536 67108864";
-const AMPLE_RECEIVE: &str = "4096 131072 67108864";
+const AMPLE_RECEIVE: &str = "4096 4194304 67108864";
+/// Initial congestion window in segments at most.
+const FIRST_WINDOW_MAX: f64 = 2000.0;
 /// The bottleneck's queue is at least this long.
 const QUEUE_BYTES_MIN: f64 = 256.0 * 1024.0;
 /// Period of a processor quota.
@@ -37,6 +40,7 @@ pub(super) fn path(setup: &Setup, tap: Option<Tap>, seed: u64) -> Result<Wan> {
         }
     }
     let wan = Wan::start(&options)?;
+    route(wan.side(from), from, setup)?;
     for injection in &setup.injections {
         let [own, other] = [wan.side(from), wan.side(1 - from)];
         match *injection {
@@ -47,7 +51,9 @@ pub(super) fn path(setup: &Setup, tap: Option<Tap>, seed: u64) -> Result<Wan> {
                 let least = bytes.min(131_072);
                 other.sysctl("net/ipv4/tcp_rmem", &format!("4096 {least} {bytes}"))?;
             }
-            Injection::Window(segments) => clamp(own, from, segments)?,
+            // The kernel applies the bound of a route to connections to an address of which it has kept metrics: a
+            // first connection has to come before.
+            Injection::Window(_) => own.sysctl("net/ipv4/tcp_no_metrics_save", "0")?,
             Injection::Bucket { mbit, queue_kib } => bucket(own, mbit, queue_kib)?,
             _ => {}
         }
@@ -55,12 +61,19 @@ pub(super) fn path(setup: &Setup, tap: Option<Tap>, seed: u64) -> Result<Wan> {
     Ok(wan)
 }
 
-/// Bounds the congestion window. The kernel applies the bound of a route to connections to an address of which it has
-/// kept metrics: a first connection has to come before.
-fn clamp(own: &Namespace, from: usize, segments: u32) -> Result<()> {
-    own.sysctl("net/ipv4/tcp_no_metrics_save", "0")?;
+/// The data sender's route. Its first window fills the path: slow start, which takes a small part of a long transfer,
+/// would take a large part of these short ones.
+fn route(own: &Namespace, from: usize, setup: &Setup) -> Result<()> {
     let (me, peer) = (ADDRESSES[from], ADDRESSES[1 - from]);
-    Ok(own.ip(&format!("route replace {peer}/32 dev {INTERFACE} src {me} cwnd lock {segments}"))?)
+    let mut first = (setup.load.product() / MSS).clamp(10.0, FIRST_WINDOW_MAX);
+    let mut line = format!("route replace {peer}/32 dev {INTERFACE} src {me}");
+    for injection in &setup.injections {
+        if let Injection::Window(segments) = *injection {
+            first = first.min(f64::from(segments));
+            line += &format!(" cwnd lock {segments}");
+        }
+    }
+    Ok(own.ip(&format!("{line} initcwnd {first:.0}"))?)
 }
 
 fn bucket(own: &Namespace, mbit: f64, queue_kib: u32) -> Result<()> {
@@ -70,7 +83,7 @@ fn bucket(own: &Namespace, mbit: f64, queue_kib: u32) -> Result<()> {
     Ok(())
 }
 
-/// Whether a first connection has to come before the one that is measured: see [`clamp`].
+/// Whether a first connection has to come before the one that is measured: see [`path`].
 pub(super) fn needs_first_connection(setup: &Setup) -> bool {
     setup.injections.iter().any(|injection| matches!(injection, Injection::Window(_)))
 }
