@@ -23,7 +23,8 @@ struct Label {
     number: usize,
     cell: String,
     limit: String,
-    also: Vec<String>,
+    /// Further limits that are as true, by vantage.
+    also: Vec<(String, Vec<String>)>,
     next: Option<String>,
     measured_mb_per_s: f64,
     cured_mb_per_s: Option<f64>,
@@ -78,7 +79,7 @@ fn run_cells(bench: &Bench<'_>, count: usize, seed: u64) -> Result<Vec<usize>> {
             number,
             cell: cell.name.clone(),
             limit: cell.limit.name().to_owned(),
-            also: cell.also.iter().map(|limit| limit.name().to_owned()).collect(),
+            also: View::ALL.map(|view| (view.name().to_owned(), names(&cell.as_true(view)))).into(),
             next: cell.cured.as_ref().map(|setup| Setup::natural_limit(setup).name().to_owned()),
             measured_mb_per_s: measured.mb_per_s,
             cured_mb_per_s: cured,
@@ -88,6 +89,10 @@ fn run_cells(bench: &Bench<'_>, count: usize, seed: u64) -> Result<Vec<usize>> {
     labels.sort_by_key(|label| label.number);
     std::fs::write(bench.dir.join(LABELS), serde_json::to_string_pretty(&labels)?)?;
     Ok(labels.iter().map(|label| label.number).collect())
+}
+
+fn names(limits: &[Limit]) -> Vec<String> {
+    limits.iter().map(|limit| limit.name().to_owned()).collect()
 }
 
 type Answers = Vec<(usize, Vec<(View, Answer)>)>;
@@ -115,11 +120,12 @@ fn open_labels(dir: &Path, answers: &Answers) -> Result<Vec<Judged>> {
         let found = answers.iter().filter(|(number, _)| *number == label.number).flat_map(|(_, found)| found);
         for (view, answer) in found {
             println!("    {} says {} at {:.2}", view.name(), answer.limit.name(), answer.confidence);
+            let also = label.also.iter().find(|(name, _)| name == view.name()).map(|(_, limits)| limits);
             all.push(Judged {
                 cell: format!("{:03} {}", label.number, label.cell),
                 view: *view,
                 truth: limit(&label.limit)?,
-                also: label.also.iter().map(limit).collect::<Result<_>>()?,
+                also: also.into_iter().flatten().map(limit).collect::<Result<_>>()?,
                 answer: answer.clone(),
                 measured_mb_per_s: label.measured_mb_per_s,
                 cured_mb_per_s: label.cured_mb_per_s,

@@ -2,7 +2,7 @@
 //!
 //! Every cell is captured at both ends and in the middle, and watched at the data sender; then it is run again without
 //! its limit. A verdict is right if it names the limit that was injected, wrong if it names another; `unknown` is
-//! neither. The injection and the answers share no code: see `tests/src/verdict`.
+//! neither. The record keeps each limit with its own commit and date. The injection and the answers share no code: see `tests/src/verdict`.
 
 mod blind;
 
@@ -10,12 +10,12 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::bars::{self, Bar};
-use super::{Common, Spread, filter_rows, keep};
+use super::{Common, Spread, filter_rows};
 use harness::verdict::{
-    Answer, Captures, Cell, Judged, Measured, Programs, Scene, Score, Setup, Take, View, analyze,
+    Answer, Captures, Cell, Judged, Limit, Measured, Programs, Scene, Score, Setup, Take, View, analyze,
     last_of_watch, matrix, record, show_confusion,
 };
 use harness::{Context, scratch};
@@ -52,15 +52,31 @@ pub(super) fn run_table(common: &Common, own: &Own, context: &Context) -> Result
     }
     let cells = filter_rows(matrix(), common.rows.as_deref(), |cell| cell.name.clone())?;
     let mut all = Vec::new();
-    for (index, cell) in cells.iter().enumerate() {
-        // A cell that cannot be run is no reason to lose the others.
-        match bench.cell(index, cell) {
-            Ok(judged) => all.extend(judged),
-            Err(error) => println!("{}: not measured: {error:#}", cell.name),
+    for limit in Limit::ALL {
+        let of_limit: Vec<_> = cells.iter().enumerate().filter(|(_, cell)| cell.limit == limit).collect();
+        let (count, first) = (of_limit.len(), all.len());
+        for (index, cell) in of_limit {
+            // A cell that cannot be run is no reason to lose the others.
+            match bench.cell(index, cell) {
+                Ok(judged) => all.extend(judged),
+                Err(error) => println!("{}: not measured: {error:#}", cell.name),
+            }
+        }
+        let is_whole = count > 0 && count == matrix().iter().filter(|cell| cell.limit == limit).count();
+        if is_whole && !common.quick {
+            keep(common, limit, &all[first..])?;
         }
     }
     report(&all);
-    keep(common, "bench-verdict", figures(&all))
+    Ok(())
+}
+
+/// Records all cells of a limit, in place of what was measured earlier.
+fn keep(common: &Common, limit: Limit, all: &[Judged]) -> Result<()> {
+    let mut measured = record(all);
+    measured["group"] = json!(limit.name());
+    measured["reps"] = json!(common.reps);
+    super::record::keep("bench-verdict", measured, &Limit::ALL.map(Limit::name)).map(drop)
 }
 
 struct Bench<'a> {
@@ -136,16 +152,8 @@ impl Bench<'_> {
 }
 
 fn judge(cell: &Cell, run: &Run, cured: Option<f64>) -> Vec<Judged> {
-    let judged = |(view, answer): &(View, Answer)| Judged {
-        cell: cell.name.clone(),
-        view: *view,
-        truth: cell.limit,
-        also: cell.also.clone(),
-        answer: answer.clone(),
-        measured_mb_per_s: run.measured.mb_per_s,
-        cured_mb_per_s: cured,
-        next: cell.cured.as_ref().map(Setup::natural_limit),
-    };
+    let rate = run.measured.mb_per_s;
+    let judged = |(view, answer): &(View, Answer)| Judged::new(cell, *view, answer.clone(), rate, cured);
     run.answers.iter().map(judged).collect()
 }
 
@@ -175,11 +183,4 @@ fn bars_of(all: &[Judged]) -> Vec<Bar> {
         Bar::at_least("share of next limits foreseen", score.next_foreseen.unwrap_or(f64::NAN), 0.9),
         Bar::at_least("share of rates within 10 %", score.rate_alike.unwrap_or(f64::NAN), 0.95),
     ]
-}
-
-fn figures(all: &[Judged]) -> Value {
-    let bars: Vec<_> = bars_of(all).iter().map(Bar::object).collect();
-    let mut figures = record(all);
-    figures["bars"] = json!(bars);
-    figures
 }

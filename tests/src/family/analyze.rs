@@ -1,6 +1,7 @@
 //! `analyze`: times of commands beside what tshark finds in the same packets; results in every form; hostile names; what is
 //! refused.
 
+mod limits;
 mod times;
 
 use std::fs;
@@ -105,5 +106,6 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
     cases.check("made-by-hand", || made_by_hand(context));
     cases.check("forms-and-hostile-names", || forms(context));
     cases.check("two-captures", || two(context));
-    times::examine(context, cases)
+    times::examine(context, cases)?;
+    limits::examine(context, cases)
 }

@@ -2,6 +2,8 @@
 
 use serde::Serialize;
 
+use super::View;
+
 /// Rate of TCP payload of a path as a share of its bit rate: Ethernet framing and gap, IP and TCP headers.
 const PAYLOAD_SHARE: f64 = 1448.0 / 1538.0;
 pub(super) const MSS: f64 = 1448.0;
@@ -196,6 +198,19 @@ pub struct Cell {
     pub setup: Setup,
     /// The same without the limit; `None` if nothing was wrong.
     pub cured: Option<Setup>,
+}
+
+impl Cell {
+    /// Limits that are as true as the injected one for who stands at `view`. A packet that the sender's own device
+    /// dropped looks like one that the path lost, but at the sender.
+    pub fn as_true(&self, view: View) -> Vec<Limit> {
+        let mut also = self.also.clone();
+        let sender = if self.setup.load.is_write { View::Initiator } else { View::Target };
+        if self.limit == Limit::LocalDevice && view != sender && view != View::Watch {
+            also.push(Limit::Loss);
+        }
+        also
+    }
 }
 
 impl Setup {

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::{Answer, Limit, View};
+use super::{Answer, Cell, Limit, Setup, View};
 
 /// Answers at this confidence and above must not be wrong.
 pub const CONFIDENT: f64 = 0.8;
@@ -38,6 +38,19 @@ pub enum Mark {
 }
 
 impl Judged {
+    pub fn new(cell: &Cell, view: View, answer: Answer, mb_per_s: f64, cured_mb_per_s: Option<f64>) -> Self {
+        Self {
+            cell: cell.name.clone(),
+            view,
+            truth: cell.limit,
+            also: cell.as_true(view),
+            answer,
+            measured_mb_per_s: mb_per_s,
+            cured_mb_per_s,
+            next: cell.cured.as_ref().map(Setup::natural_limit),
+        }
+    }
+
     pub fn mark(&self) -> Mark {
         let truths: Vec<_> = std::iter::once(self.truth).chain(self.also.iter().copied()).collect();
         match self.answer.limit {
