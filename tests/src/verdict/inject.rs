@@ -18,8 +18,9 @@ const AMPLE_RECEIVE: &str = "4096 4194304 67108864";
 const FIRST_WINDOW_MAX: f64 = 2000.0;
 /// The bottleneck's queue is at least this long.
 const QUEUE_BYTES_MIN: f64 = 256.0 * 1024.0;
-/// Period of a processor quota.
-const PERIOD_US: f64 = 10_000.0;
+/// Least period of a processor quota, and the least quota that the kernel accepts.
+const PERIOD_US_MIN: f64 = 10_000.0;
+const QUOTA_US_MIN: f64 = 1000.0;
 
 /// Side 0 is the initiator.
 pub(super) fn sender(setup: &Setup) -> usize {
@@ -157,7 +158,8 @@ impl Quota {
         let path = root.join(format!("hikyaku-lab-{}", std::process::id()));
         std::fs::create_dir_all(&path).with_context(|| format!("make the group {}", path.display()))?;
         let quota = Self { path };
-        let (period, own) = (PERIOD_US, PERIOD_US * share);
+        let period = PERIOD_US_MIN.max(QUOTA_US_MIN / share);
+        let own = period * share;
         if is_first {
             quota.write("cpu.cfs_period_us", &format!("{period:.0}"))?;
             quota.write("cpu.cfs_quota_us", &format!("{own:.0}"))?;
