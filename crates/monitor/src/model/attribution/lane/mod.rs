@@ -477,9 +477,10 @@ impl Lane {
         if !self.is_at_sender && !is_repeated {
             self.line.on_arrival(bytes, gap_ns);
         }
+        let had_nothing_to_send = self.acked >= self.sent;
         self.sent = self.sent.max(end);
         self.counters.in_flight_max = self.counters.in_flight_max.max(self.in_flight());
-        self.on_epoch(event.at_ns);
+        self.on_epoch(event.at_ns, had_nothing_to_send);
         if !is_repeated {
             if self.sends.len() == SENDS_REMEMBERED_MAX {
                 self.sends.pop_front();
@@ -495,20 +496,18 @@ impl Lane {
         self.all_acked_ns = None;
     }
 
-    fn on_epoch(&mut self, now_ns: u64) {
+    /// `had_nothing_to_send`: nothing was in flight before this segment. Neither the rest of a command nor the first burst
+    /// after a pause, which fills an empty buffer, is compared with others.
+    fn on_epoch(&mut self, now_ns: u64, had_nothing_to_send: bool) {
         let in_flight = self.in_flight();
         let epoch = &mut self.epoch;
-        epoch.is_plain &= self.acked >= self.repair_until;
+        let is_plain = self.acked >= self.repair_until && !had_nothing_to_send;
+        epoch.is_plain &= is_plain;
         if now_ns.saturating_sub(epoch.from_ns) >= self.rtt_ns.max(REACTION_NS) {
             let is_lower = (epoch.most as f64) < REDUCED * epoch.before as f64;
             self.counters.reductions += u64::from(is_lower && epoch.is_plain && epoch.was_plain);
-            *epoch = Epoch {
-                from_ns: now_ns,
-                most: 0,
-                before: epoch.most,
-                is_plain: self.acked >= self.repair_until,
-                was_plain: epoch.is_plain,
-            };
+            *epoch =
+                Epoch { from_ns: now_ns, most: 0, before: epoch.most, is_plain, was_plain: epoch.is_plain };
         }
         epoch.most = epoch.most.max(in_flight);
     }
