@@ -20,7 +20,8 @@ use harness::verdict::{
 };
 use harness::{Context, scratch};
 
-const SECONDS: f64 = 4.0;
+/// Long enough for the first verdict of `watch`.
+const SECONDS: f64 = 6.5;
 const SECONDS_QUICK: f64 = 2.0;
 const WARM_SECONDS: f64 = 0.7;
 /// A limit counts as one only if the rate without it is higher by this share.

@@ -174,7 +174,10 @@ impl<'a> Scene<'a> {
     /// `watch` in the data sender's namespace, for as long as the load runs.
     fn watch(&self, take: &Take<'_>) -> Result<Running> {
         std::thread::sleep(LOGIN);
-        let mut command = self.context.command();
+        let mut command = program("setpriv")?;
+        // Without the right to see packets: by samples alone.
+        command.args(["--bounding-set", "-net_raw"]).arg(&self.context.hikyaku);
+        command.env("HOME", self.context.home.path());
         Surroundings::network(self.wan.side(inject::sender(self.setup)).name()).apply(&mut command);
         let seconds = (take.seconds + take.warm_seconds - LOGIN.as_secs_f64() - 0.2).max(1.0);
         let portal = format!("{}:{PORT}", ADDRESSES[1]);
