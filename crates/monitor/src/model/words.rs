@@ -36,6 +36,7 @@ fn limit(evidence: &Evidence, cause: Cause) -> String {
         evidence.caps.in_flight_stopped_bytes.map_or("a fixed amount".to_owned(), |n| bytes(n as f64));
     let protocol = evidence.protocol.unwrap_or_default();
     match cause {
+        Cause::R2t if protocol.r2t_bytes == 0 => format!("waits for R2Ts, a round trip of {rtt} each"),
         Cause::R2t => format!(
             "waits for R2Ts: {} of a write for each, one round trip of {rtt} after the other ({} in a write)",
             bytes(protocol.r2t_bytes as f64),
