@@ -24,6 +24,7 @@ pub mod probe;
 pub mod record;
 pub mod sample;
 pub mod series;
+mod spread;
 pub mod view;
 
 pub use event::{Event, Kind, Side};

@@ -119,6 +119,8 @@ pub const ARRIVALS_MAX: usize = 4096;
 pub const ACKS_REMEMBERED_MAX: usize = 1024;
 /// Most task management requests without a response.
 pub const TASK_REQUESTS_MAX: usize = 64;
+/// Most parts of a distribution that have counts, of 68 bytes each: 16 doublings without a gap.
+pub const SPREAD_PAGES_MAX: usize = 128;
 /// Most different sizes or depths that a median is exact for.
 pub const TALLY_VALUES_MAX: usize = 256;
 

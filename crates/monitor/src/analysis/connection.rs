@@ -100,7 +100,7 @@ impl Connection {
     }
 
     /// Nothing more comes: takes the results and frees what followed the connection.
-    fn settle(&mut self) {
+    pub(super) fn settle(&mut self) {
         let Some(mut live) = self.live.take() else { return };
         live.tracker.finish();
         self.take_commands(&mut live.tracker, |_| {});

@@ -11,6 +11,7 @@ mod tests;
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
 use std::net::SocketAddr;
 
 pub use report::{FlowReport, Report};
@@ -44,12 +45,33 @@ impl Default for Options {
 const SHARES: Shares = Shares { first: 1024, slowest: 256, sample: 4096, bursts: 32_768 };
 const SHARES_SMALL: Shares = Shares { first: 16, slowest: 16, sample: 32, bursts: 256 };
 
+/// Connections by identifiers that the table counts: no end of a connection chooses them.
+type Connections = HashMap<FlowId, Connection, BuildHasherDefault<Numbers>>;
+
+/// Spreads the bits of a number.
+#[derive(Default)]
+struct Numbers(u64);
+
+impl Hasher for Numbers {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.write_u64(u64::from(*byte)));
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        self.0 = (self.0.rotate_left(5) ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(32);
+    }
+}
+
 /// Analyses the connections of a capture.
 #[derive(Debug)]
 pub struct Analyzer {
     options: Options,
     table: Table,
-    connections: HashMap<FlowId, Connection>,
+    connections: Connections,
     added: usize,
     /// Connections that have left the table.
     finished: Vec<(Flow, Connection)>,
@@ -73,7 +95,7 @@ impl Analyzer {
         Self {
             options,
             table,
-            connections: HashMap::new(),
+            connections: Connections::default(),
             added: 0,
             finished: Vec::new(),
             forgotten: 0,
@@ -95,14 +117,15 @@ impl Analyzer {
         self.ended_ns = self.ended_ns.max(packet.at_ns);
         let (connections, options, added) = (&mut self.connections, &self.options, &mut self.added);
         let belongs = self.table.push(packet, &mut |id, event| {
-            if !connections.contains_key(&id) {
-                add(connections, id, options, *added);
-                *added += 1;
-            }
-            if let Some(connection) = connections.get_mut(&id) {
-                see(Seen::Event(id.number(), event));
-                connection.handle(event, |command| see(Seen::Command(command)));
-            }
+            let connection = match connections.get_mut(&id) {
+                Some(connection) => connection,
+                None => {
+                    *added += 1;
+                    add(connections, id, options, *added - 1)
+                }
+            };
+            see(Seen::Event(id.number(), event));
+            connection.handle(event, |command| see(Seen::Command(command)));
         });
         if let Belongs::To(id) = belongs
             && let Some(connection) = self.connections.get_mut(&id)
@@ -121,9 +144,10 @@ impl Analyzer {
     fn collect(&mut self) {
         while let Some(flow) = self.table.poll_finished() {
             // One without an event has shown nothing.
-            let Some(connection) = self.connections.remove(&flow.id) else { continue };
+            let Some(mut connection) = self.connections.remove(&flow.id) else { continue };
+            connection.settle();
             self.finished.push((flow, connection));
-            if self.finished.len() >= 2 * FLOWS_REPORTED_MAX {
+            if self.finished.len() >= FLOWS_REPORTED_MAX + FLOWS_REPORTED_MAX / 8 {
                 self.shrink();
             }
         }
@@ -160,12 +184,18 @@ fn data_bytes(flow: &Flow) -> u64 {
 }
 
 /// Adds the connection that is number `added`, from 0.
-fn add(connections: &mut HashMap<FlowId, Connection>, id: FlowId, options: &Options, added: usize) {
+fn add<'a>(
+    connections: &'a mut Connections,
+    id: FlowId,
+    options: &Options,
+    added: usize,
+) -> &'a mut Connection {
     let is_detailed = added < DETAILED_FLOWS_MAX;
     let shares = if is_detailed { SHARES } else { SHARES_SMALL };
     let points = if options.has_pictures && is_detailed { SERIES_POINTS_MAX / (added + 1) } else { 0 };
     if points > 0 {
         connections.values_mut().for_each(|connection| connection.limit_points(points));
     }
-    connections.insert(id, Connection::new(shares, options.seed.wrapping_add(added as u64), points));
+    let connection = Connection::new(shares, options.seed.wrapping_add(added as u64), points);
+    connections.entry(id).insert_entry(connection).into_mut()
 }

@@ -2,12 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use hdrhistogram::Histogram;
-
 use super::{Command, Counts, Transfer};
 use crate::event::Side;
 use crate::limits::TALLY_VALUES_MAX;
 use crate::model::Protocol;
+use crate::spread::Spread;
 
 /// Sums and distributions of the commands of one connection; [`Summary::add`] each that ended.
 #[derive(Debug, Default)]
@@ -133,35 +132,26 @@ impl Direction {
 
 /// Nanoseconds of one unit of the histograms.
 const UNIT_NS: u64 = 100;
-/// Significant digits: values within 1 %.
-const DIGITS: u8 = 2;
 
 /// A distribution of times, within 1 % or 100 ns.
 #[derive(Debug, Default)]
-pub struct Times(Option<Histogram<u32>>);
+pub struct Times(Spread);
 
 impl Times {
     fn add(&mut self, ns: u64) {
-        if self.0.is_none() {
-            self.0 = Histogram::new(DIGITS).ok();
-        }
-        if let Some(histogram) = &mut self.0 {
-            // It grows by itself; what it cannot hold, centuries, is not recorded.
-            let _ = histogram.record(ns / UNIT_NS);
-        }
+        self.0.add(ns / UNIT_NS, 1);
     }
 
     /// The value below which `quantile` (0 to 1) of the times lie, in seconds; 0 without times.
     pub fn seconds(&self, quantile: f64) -> f64 {
-        let Some(histogram) = &self.0 else { return 0.0 };
-        let value = histogram.value_at_quantile(quantile);
-        // The middle of the values that the histogram holds for one.
-        let middle = (histogram.lowest_equivalent(value) + value) as f64 / 2.0;
+        let Some((least, greatest)) = self.0.quantile(quantile) else { return 0.0 };
+        // The middle of the values that are counted as one; of the least of all, its lower bound.
+        let middle = if quantile > 0.0 { (least + greatest) as f64 / 2.0 } else { least as f64 };
         middle * UNIT_NS as f64 / 1e9
     }
 
     pub fn count(&self) -> u64 {
-        self.0.as_ref().map_or(0, Histogram::len)
+        self.0.total()
     }
 }
 
