@@ -223,7 +223,7 @@ fn namespace(context: &Context) -> Result<()> {
     let copy = Running::start(&mut command)?;
     let output = context.ours(&["watch", &pid, "--json", "--for", "2s"], LIMIT)?.success()?;
     let all = objects(&output)?;
-    let is_servers = |object: &Value| object["session"]["process"]["pid"].to_string() == pid;
+    let is_servers = |object: &Value| object["session"]["process"]["pid"] == server.running.pid();
     ensure!(!all.is_empty() && all.iter().all(is_servers), "{}", output.stdout);
     let output = context.ours(&["watch", &server.url.portal, "--for", "1s"], LIMIT)?;
     drop(copy);

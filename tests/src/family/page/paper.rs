@@ -101,7 +101,7 @@ impl<W: Write> Wire<'_, W> {
         while let Some((at, end)) = self.in_flight.pop_front_if(|(at, _)| *at <= until) {
             self.now = self.now.max(at);
             self.acked = end;
-            if self.in_flight.len() % 2 == 0 {
+            if self.in_flight.len().is_multiple_of(2) {
                 self.packet(1, ACK, &[], &[], 0)?;
             }
         }
