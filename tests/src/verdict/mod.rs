@@ -3,7 +3,7 @@
 //!
 //! A [`Cell`] is a load, two peers, a path, and one [`Injection`]; its *cure* is the same without that. A [`Scene`]
 //! runs it between two network namespaces, captures it at both ends and in the middle, and measures the rate by the
-//! peers' own figures. [`ask`] gets the answers; [`Score`] compares them with the truth.
+//! peers' own figures. [`analyze`] and [`last_of_watch`] get the answers; [`Score`] compares them with the truth.
 //!
 //! Nothing here uses the code that it examines: the programs are run as their users run them, and what they see tells
 //! them nothing but packets and sockets: addresses, ports, names and files are the same for all cells.
