@@ -99,6 +99,11 @@ impl Connection {
         }
     }
 
+    /// Memory that [`Connection::settle`] frees, about.
+    pub(super) fn held_bytes(&self) -> usize {
+        self.live.as_ref().map_or(0, |live| live.tracker.held_bytes() + live.attribution.held_bytes())
+    }
+
     /// Nothing more comes: takes the results and frees what followed the connection.
     pub(super) fn settle(&mut self) {
         let Some(mut live) = self.live.take() else { return };

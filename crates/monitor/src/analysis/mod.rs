@@ -21,7 +21,9 @@ use crate::capture;
 use crate::command::{Command, Shares};
 use crate::event::Event;
 use crate::flow::{Belongs, Flow, FlowId, Table};
-use crate::limits::{DETAILED_FLOWS_MAX, FLOWS_REPORTED_MAX, SERIES_POINTS_MAX};
+use crate::limits::{
+    DETAILED_FLOWS_MAX, FLOWS_REPORTED_MAX, HELD_BYTES_MAX, HELD_CHECK_PACKETS, SERIES_POINTS_MAX,
+};
 use crate::packet::Packet;
 
 /// How to analyse.
@@ -77,6 +79,10 @@ pub struct Analyzer {
     finished: Vec<(Flow, Connection)>,
     forgotten: u64,
     ended_ns: u64,
+    /// Packets until memory is looked at.
+    unchecked: u32,
+    /// Connections that took too much of it.
+    folded: u64,
 }
 
 /// What a packet held.
@@ -100,6 +106,8 @@ impl Analyzer {
             finished: Vec::new(),
             forgotten: 0,
             ended_ns: 0,
+            unchecked: HELD_CHECK_PACKETS,
+            folded: 0,
         }
     }
 
@@ -138,6 +146,33 @@ impl Analyzer {
             }
         }
         self.collect();
+        self.unchecked -= 1;
+        if self.unchecked == 0 {
+            self.unchecked = HELD_CHECK_PACKETS;
+            self.fold(HELD_BYTES_MAX);
+        }
+    }
+
+    /// Leaves those that hold most with the results that they have, until all together hold at most `most` bytes. Only
+    /// many connections with thousands of commands or packets on their way come to that, or made-up ones.
+    fn fold(&mut self, most: usize) {
+        let held = self.connections.iter().map(|(id, connection)| (connection.held_bytes(), *id));
+        let mut held: Vec<_> = held.filter(|(bytes, _)| *bytes > 0).collect();
+        let mut sum: usize = held.iter().map(|(bytes, _)| *bytes).sum();
+        if sum <= most {
+            return;
+        }
+        held.sort_unstable_by_key(|(bytes, id)| (Reverse(*bytes), *id));
+        for (bytes, id) in held {
+            if sum <= most {
+                return;
+            }
+            if let Some(connection) = self.connections.get_mut(&id) {
+                connection.settle();
+                self.folded += 1;
+                sum -= bytes;
+            }
+        }
     }
 
     /// Takes the connections that have left the table. Beyond [`FLOWS_REPORTED_MAX`] those with least data are forgotten.
@@ -167,6 +202,12 @@ impl Analyzer {
         let mut notes: Vec<_> = notes.iter().map(ToString::to_string).collect();
         if self.forgotten > 0 {
             notes.push(format!("{} connections with less data are not reported", self.forgotten));
+        }
+        if self.folded > 0 {
+            let count = self.folded;
+            notes.push(format!(
+                "{count} connections had too much on its way: only a part of their time is analysed"
+            ));
         }
         if self.table.others() > 0 {
             notes.push(format!("{} TCP connections are not iSCSI", self.table.others()));

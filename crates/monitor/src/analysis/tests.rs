@@ -1,1 +1,67 @@
+use std::net::SocketAddr;
 
+use super::*;
+use crate::packet::{Flags, Options as TcpOptions};
+
+/// Packet `number` of the initiator at `port`, without any answer.
+fn packet(port: u16, number: u32, payload: &[u8]) -> Packet<'_> {
+    let end = |host: u8, port: u16| SocketAddr::from(([10, 0, 0, host], port));
+    Packet {
+        at_ns: u64::from(number) * 1_000,
+        frame: u64::from(number) + 1,
+        interface: 0,
+        source: end(1, port),
+        destination: end(2, 3260),
+        seq: number.wrapping_mul(payload.len() as u32),
+        ack: 1,
+        flags: Flags(Flags::ACK),
+        window: 1000,
+        options: TcpOptions::default(),
+        ip_id: None,
+        hops: 64,
+        ecn: 0,
+        payload_bytes: payload.len() as u32,
+        payload,
+    }
+}
+
+#[test]
+fn those_that_hold_most_are_folded_and_reported() {
+    // Ports with the packets of each.
+    let connections = [(1001, 5000), (1002, 50), (1003, 500)];
+    let payload = [0; 1000];
+    let mut analyzer = Analyzer::new(Options::default());
+    for (port, packets) in connections {
+        (0..packets).for_each(|number| analyzer.handle(&packet(port, number, &payload)));
+    }
+    let held = |analyzer: &Analyzer| {
+        let mut held: Vec<_> = analyzer.connections.values().map(Connection::held_bytes).collect();
+        held.sort_unstable();
+        held
+    };
+    let before = held(&analyzer);
+    assert!(before[0] > 0 && before[0] < before[1] && before[1] < before[2], "{before:?}");
+    analyzer.fold(before.iter().sum());
+    assert_eq!((held(&analyzer), analyzer.folded), (before.clone(), 0));
+    analyzer.fold(before[0] + before[1]);
+    assert_eq!((held(&analyzer), analyzer.folded), (vec![0, before[0], before[1]], 1));
+    // What comes later takes nothing.
+    analyzer.handle(&packet(connections[0].0, connections[0].1, &payload));
+    assert_eq!(held(&analyzer)[0], 0);
+    let report = analyzer.finish("", capture::Counts::default(), &[]);
+    assert_eq!(report.flows.len(), connections.len());
+    assert!(
+        report.notes.iter().any(|note| note.starts_with("1 connections had too much")),
+        "{:?}",
+        report.notes
+    );
+}
+
+#[test]
+fn memory_is_looked_at_again_and_again() {
+    let mut analyzer = Analyzer::new(Options::default());
+    for number in 0..2 * HELD_CHECK_PACKETS + 1 {
+        analyzer.handle(&packet(1001, number, &[0; 100]));
+    }
+    assert_eq!((analyzer.unchecked, analyzer.folded), (HELD_CHECK_PACKETS - 1, 0));
+}

@@ -31,6 +31,10 @@ impl Arrivals {
         self.due.push_back((due_ns, what));
     }
 
+    pub(super) fn held_bytes(&self) -> usize {
+        self.due.capacity() * size_of::<(u64, Brought)>()
+    }
+
     /// Lets everything arrive that is due at `now_ns`.
     pub(super) fn advance(&mut self, now_ns: u64) {
         while self.due.front().is_some_and(|(due_ns, _)| *due_ns <= now_ns) {

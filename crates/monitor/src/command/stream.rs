@@ -77,6 +77,10 @@ impl Stream {
             || waiting.is_some_and(|(a, b)| b.span.end.saturating_sub(a.span.start) > WAITING_BYTES_MAX)
     }
 
+    pub(super) fn held_bytes(&self) -> usize {
+        self.pieces.capacity() * size_of::<Piece>() + self.pdus.capacity() * size_of::<Pdu>()
+    }
+
     /// Offset after the last byte that passed.
     pub(super) fn passed_until(&self) -> u64 {
         self.passed_until

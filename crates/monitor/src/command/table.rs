@@ -94,6 +94,13 @@ impl Table {
         (key, displaced)
     }
 
+    /// Memory that the commands take, about.
+    pub(super) fn held_bytes(&self) -> usize {
+        let bursts: usize =
+            self.slots.iter().flatten().map(|(_, open)| size_of_val(open.bursts.as_slice())).sum();
+        size_of_val(self.slots.as_slice()) + self.order.len() * size_of::<Key>() + bursts
+    }
+
     pub(super) fn find(&self, itt: u32) -> Option<Key> {
         self.by_itt.get(&itt).copied()
     }

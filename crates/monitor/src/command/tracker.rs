@@ -131,6 +131,19 @@ impl Tracker {
         }
     }
 
+    /// Memory that is held, about: what [`Tracker::finish`] makes superfluous.
+    pub(crate) fn held_bytes(&self) -> usize {
+        let waiting = self.awaiting_next.iter().map(|(_, command)| command).chain(&self.ended);
+        let bursts: usize = waiting.map(|command| size_of_val(command.bursts.as_slice())).sum();
+        self.initiator.held_bytes()
+            + self.target.held_bytes()
+            + self.at_initiator.held_bytes()
+            + self.at_target.held_bytes()
+            + self.table.held_bytes()
+            + bursts
+            + (self.awaiting_next.capacity() + self.ended.capacity()) * size_of::<(u64, Command)>()
+    }
+
     /// The next command that is complete.
     pub fn poll_command(&mut self) -> Option<Command> {
         self.ended.pop_front()

@@ -109,6 +109,10 @@ impl Load {
         }
     }
 
+    pub(super) fn held_bytes(&self) -> usize {
+        self.open.capacity() * size_of::<(u32, Open)>()
+    }
+
     pub(super) fn is_open(&self, itt: u32) -> bool {
         self.open.contains_key(&itt)
     }

@@ -58,6 +58,11 @@ impl Attribution {
         }
     }
 
+    /// Memory that is held, about: what the evidence does not need.
+    pub(crate) fn held_bytes(&self) -> usize {
+        self.lanes.iter().map(Lane::held_bytes).sum()
+    }
+
     /// Where the capture was made, by the distances.
     #[must_use]
     pub fn vantage(&self) -> Vantage {

@@ -213,6 +213,14 @@ impl Lane {
         self.sender
     }
 
+    /// Memory that the queues take, about.
+    pub(super) fn held_bytes(&self) -> usize {
+        self.peer.capacity() * size_of::<(u64, Arrival)>()
+            + self.returns.capacity() * size_of::<u64>()
+            + (self.closing.capacity() + self.sends.capacity()) * size_of::<(u64, u64)>()
+            + self.load.held_bytes()
+    }
+
     /// Which lane is reported.
     pub(super) fn weight(&self) -> u64 {
         self.counters.data_bytes.max(self.counters.payload_bytes)
