@@ -30,3 +30,13 @@ pub mod view;
 pub use event::{Event, Kind, Side};
 pub use model::{Cause, Evidence, Verdict};
 pub use sample::Sample;
+
+/// Files that the variable CAPTURES names, separated by spaces, for the tests that compare captures of one's own. Without
+/// the variable there are none.
+#[cfg(test)]
+fn named_captures() -> String {
+    std::env::var("CAPTURES").unwrap_or_else(|_| {
+        println!("CAPTURES names no file: nothing is compared");
+        String::new()
+    })
+}

@@ -486,7 +486,7 @@ mod tests {
             receive(&stream, started + limit).unwrap_err();
             let response = vec![b'x'; 64 << 20];
             send(&stream, &response, Instant::now() + limit).unwrap_err();
-            assert!(started.elapsed() < 5 * limit, "{:?}", started.elapsed());
+            assert!(started.elapsed() < 25 * limit, "{:?}", started.elapsed());
         });
     }
 

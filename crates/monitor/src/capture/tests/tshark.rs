@@ -87,7 +87,7 @@ fn in_its_words(packet: &Packet<'_>) -> String {
 #[test]
 #[ignore = "needs tshark and captures"]
 fn same_as_tshark() {
-    let files = std::env::var("CAPTURES").expect("CAPTURES names files");
+    let files = crate::named_captures();
     for file in files.split_whitespace().map(Path::new) {
         let expected = by_tshark(file);
         let mut reader = Reader::new(File::open(file).unwrap()).unwrap();

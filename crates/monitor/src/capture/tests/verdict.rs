@@ -69,7 +69,7 @@ pub(super) fn slimmed(source: impl Read + Send + 'static) -> (Vec<u8>, Summary) 
 #[test]
 #[ignore = "needs captures"]
 fn slim_has_the_same_events() {
-    let files = std::env::var("CAPTURES").expect("CAPTURES names files");
+    let files = crate::named_captures();
     for file in files.split_whitespace().map(Path::new) {
         let (slim, summary) = slimmed(File::open(file).unwrap());
         let bytes = slim.len();
@@ -100,7 +100,7 @@ fn lines(report: &Report) -> Vec<String> {
 #[test]
 #[ignore = "needs captures"]
 fn slim_has_the_same_verdict() {
-    let files = std::env::var("CAPTURES").expect("CAPTURES names files");
+    let files = crate::named_captures();
     for file in files.split_whitespace().map(Path::new) {
         let (before, slimmed, summary) = analyze(File::open(file).unwrap());
         let bytes = slimmed.len();

@@ -26,7 +26,7 @@ fn name(kind: &Kind) -> &'static str {
 #[test]
 #[ignore = "prints what is in captures"]
 fn print() {
-    let files = std::env::var("CAPTURES").expect("CAPTURES names files");
+    let files = crate::named_captures();
     for file in files.split_whitespace() {
         let mut reader = Reader::new(File::open(file).unwrap()).unwrap();
         let mut table = Table::new(&[]);
@@ -54,7 +54,7 @@ fn print() {
 #[test]
 #[ignore = "measures; needs captures and a release build"]
 fn speed() {
-    let files = std::env::var("CAPTURES").expect("CAPTURES names files");
+    let files = crate::named_captures();
     for file in files.split_whitespace() {
         let bytes: &'static [u8] = std::fs::read(file).unwrap().leak();
         let mut seconds = [f64::MAX; 2];

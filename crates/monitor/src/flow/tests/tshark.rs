@@ -106,7 +106,7 @@ fn fits(pdu: &Pdu, header: &[u8; BHS_LENGTH]) -> bool {
 #[test]
 #[ignore = "needs tshark and captures of one connection each, with payload"]
 fn same_as_tshark() {
-    let files = std::env::var("CAPTURES").expect("CAPTURES names files");
+    let files = crate::named_captures();
     for file in files.split_whitespace() {
         let (headers, port) = by_flows(file);
         let expected = by_tshark(file, port);
