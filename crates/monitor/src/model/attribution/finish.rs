@@ -25,6 +25,8 @@ const LAW_WINDOW: f64 = 3.0;
 /// An acknowledgement that lets TCP itself go on does so sooner than this (measured: median 3 to 10 us, against 21 to
 /// 76 us through a program), where the capture is at the sender.
 const WOKEN_NS: u64 = 16_000;
+/// Time at stops within data, as a part of the time in which a target does not begin to send, from which both may be one.
+const STOPPED_BESIDE: f64 = 0.2;
 /// Part of the time at stops from which steps tell of a buffer.
 const STEPS_MIN: f64 = 0.05;
 /// Bytes in flight at stops that spread more than this grow.
@@ -63,7 +65,6 @@ pub(super) fn evidence(
         (Part::R2t, Cause::R2t),
         (Part::R2tTarget, Cause::Target),
         (Part::SentTarget, Cause::Target),
-        (Part::Target, Cause::Target),
         (Part::Window, Cause::ReceiveWindow),
         (Part::Nagle, Cause::NagleDelayedAck),
         (Part::Local, Cause::LocalDevice),
@@ -71,6 +72,10 @@ pub(super) fn evidence(
     ] {
         books.add(cause, part(what), &[]);
     }
+    // Away from the sender a program that sleeps on a full buffer looks like one whose storage is late.
+    let stopped_ns = lane.stops.released().ns as f64;
+    let is_hidden = !lane.is_at_sender() && stopped_ns > STOPPED_BESIDE * part(Part::Target);
+    books.add(Cause::Target, part(Part::Target), if is_hidden { &[Cause::SendBuffer] } else { &[] });
     line(lane, &mut books);
     let reader = if lane.sender() == Side::Initiator { Cause::Target } else { Cause::Cpu };
     books.add(reader, part(Part::WindowShrunk), &[Cause::ReceiveWindow]);
