@@ -94,7 +94,8 @@ fn is_close(found: &Value, expected: f64) -> bool {
 fn compare(context: &Context, is_write: bool, block: &str) -> Result<()> {
     let dir = scratch()?;
     let mut command = context.command_in(dir.path());
-    command.args(["serve", "mem:64M", "--listen", "127.0.0.1:0"]).current_dir(dir.path());
+    // No faster than tcpdump writes: it drops packets otherwise.
+    command.args(["serve", "mem:64M,limit=100MB/s", "--listen", "127.0.0.1:0"]).current_dir(dir.path());
     let server = Server::start(&mut command, 1)?;
     let port =
         server.url.portal.rsplit(':').next().and_then(|port| port.parse::<u16>().ok()).context("port")?;
