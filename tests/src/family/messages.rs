@@ -52,7 +52,7 @@ const ROWS: &[Row] = &[
         &["analyze", "disk.img"],
         1,
         "error: cannot read the capture disk.img: this is no capture: it begins with ...; pcap, pcapng and gzip of them are read. Make one \
-         with `tcpdump -i IFACE -s 200 -w FILE.pcap port 3260`, or convert with `editcap -F pcapng FILE NEW.pcapng`",
+         with `tcpdump -i IFACE -s 256 -w FILE.pcap port 3260`, or convert with `editcap -F pcapng FILE NEW.pcapng`",
     ),
     (
         "standard-input-twice",

@@ -23,14 +23,14 @@ use crate::output;
 /// Reads pcap and pcapng, also compressed by gzip, or from a pipe (`-`), and prints one sentence for each iSCSI connection: what the
 /// limit is, what removing it gains, what limits next, and what to type. Then the figures that it rests on: round trip, windows,
 /// losses, and three times of every command: data (Ta), last data to the response (Tb), response to the next command (Tc). Headers
-/// are enough: capture with `tcpdump -s 200`. Of two files the second is compared with the first (before and after a change), unless it
+/// are enough: capture with `tcpdump -s 256`. Of two files the second is compared with the first (before and after a change), unless it
 /// continues it; more files are one capture.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  tcpdump -i eth0 -s 200 -w slow.pcap port 3260
+  tcpdump -i eth0 -s 256 -w slow.pcap port 3260
   hikyaku analyze slow.pcap
-  ssh root@host tcpdump -U -s 200 -w - port 3260 | hikyaku analyze -
+  ssh root@host tcpdump -U -s 256 -w - port 3260 | hikyaku analyze -
   hikyaku analyze slow.pcap --html slow.html
   hikyaku analyze slow.pcap --slim to-send.pcapng
   hikyaku analyze slow.pcap tuned.pcap                  what changed?

@@ -443,6 +443,7 @@ fn unrecognised(input: &mut Input) -> CaptureError {
     }
     match COMPRESSED.into_iter().find(|(magic, _)| bytes.starts_with(magic)) {
         Some((_, program)) => CaptureError::Compressed { program },
+        None if crate::record::is_recording(bytes) => CaptureError::Recording,
         None => CaptureError::Unrecognised(bytes[..bytes.len().min(8)].escape_ascii().to_string()),
     }
 }

@@ -11,9 +11,14 @@ pub enum CaptureError {
     Empty,
     #[error(
         "this is no capture: it begins with {0}; pcap, pcapng and gzip of them are read. Make one with \
-         `tcpdump -i IFACE -s 200 -w FILE.pcap port 3260`, or convert with `editcap -F pcapng FILE NEW.pcapng`"
+         `tcpdump -i IFACE -s 256 -w FILE.pcap port 3260`, or convert with `editcap -F pcapng FILE NEW.pcapng`"
     )]
     Unrecognised(String),
+    #[error(
+        "this is a recording of `hikyaku watch`, which is not analysed yet: `watch` itself names the limit; for a page, \
+         capture the packets with `tcpdump -i IFACE -s 256 -w FILE.pcap port 3260`"
+    )]
+    Recording,
     #[error("this is compressed by {program}, which is not read: `{program} -dc FILE | hikyaku analyze -`")]
     Compressed { program: &'static str },
     #[error("the capture ends within its header, after {bytes} bytes: it was cut; capture again")]
@@ -47,7 +52,7 @@ pub enum Note {
     Untimed(u64),
     #[error(
         "the capturing machine dropped {0} packets before they were written: capture fewer bytes of each packet \
-         (`tcpdump -s 200 -B 65536`)"
+         (`tcpdump -s 256 -B 65536`)"
     )]
     Dropped(u64),
     #[error(

@@ -22,7 +22,10 @@ fn sizes(evidence: &Evidence, verdict: &Verdict) -> Sizes {
     let block = evidence.protocol.map_or(0, |protocol| protocol.block_bytes).max(4096);
     // Whole MiB: a figure to type.
     let buffer = (product as u64).div_ceil(1 << 20) << 20;
-    Sizes { buffer, depth: (product as u64).div_ceil(block).clamp(2, 1024), block }
+    // Never fewer than there are.
+    let present = evidence.protocol.map_or(0, |protocol| u64::from(protocol.depth_max));
+    let depth = (product as u64).div_ceil(block).max(2 * present).clamp(2, 1024);
+    Sizes { buffer, depth, block }
 }
 
 struct Lines(Vec<Advice>);

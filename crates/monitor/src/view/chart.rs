@@ -193,7 +193,7 @@ fn queue<'a>(subject: &Subject<'a>, stream: &'a Direction) -> Chart<'a> {
         title,
         note: format!(
             "The part that waits for acknowledgement, {place}. The part not sent yet and the cap of the buffer are not \
-             visible in a capture: record the sender with hikyaku watch --record."
+             visible in a capture: run hikyaku watch at the sender."
         ),
         unit: Unit::Bytes,
         is_tall: false,
@@ -208,7 +208,7 @@ fn windows<'a>(subject: &Subject<'a>, stream: &'a Direction) -> Chart<'a> {
     let note = if socket.is_seen() {
         "Congestion window and slow start threshold are sampled."
     } else {
-        "The congestion window is not visible in a capture: record the sender with hikyaku watch --record."
+        "The congestion window is not visible in a capture: run hikyaku watch at the sender."
     };
     Chart {
         name: "windows",

@@ -33,7 +33,7 @@ Examples:
   hikyaku watch
   hikyaku watch 192.0.2.7:3260 --for 10s
   hikyaku watch 4711 --json --interval 100ms
-  hikyaku watch --record slow.rec; hikyaku analyze slow.rec
+  hikyaku watch --record slow.rec --for 60s
   sudo hikyaku watch iscsi://host --tune
 
 On a terminal: arrows choose a connection, Enter shows it, ? explains, q ends.")]
@@ -60,7 +60,7 @@ pub(crate) struct Args {
     #[arg(long, value_enum, default_value = "auto")]
     packets: PacketsChoice,
 
-    /// Append every sample to a file that hikyaku analyze reads
+    /// Append every sample to a file
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
 
