@@ -1,7 +1,8 @@
-//! Captures: any bytes, files built of frames whose headers are altered, and what is written of them.
+//! Captures: any bytes, files built of frames whose headers are altered, what is written of them, and their analysis.
 
 use std::io::Cursor;
 
+use monitor::analysis::{Analyzer, Options};
 use monitor::capture::pcapng::Writer;
 use monitor::capture::slim::Slim;
 use monitor::capture::{Comments, Counts, Reader};
@@ -12,24 +13,36 @@ use crate::{Source, heap};
 
 /// The reader's largest record twice, while it grows, and what the writers hold of a short input.
 const HEAP_MAX: usize = 16 << 20;
+/// What an analysis of a short input holds.
+const ANALYSIS_HEAP_MAX: usize = 64 << 20;
 /// Frames of a file that is built.
 const FRAMES_MAX: usize = 12;
 
-/// Reads a file and writes it again, with comments and without payload.
+/// Reads a file, writes it again, with comments and without payload, and analyses it.
 pub fn capture(bytes: &[u8]) {
     let mut source = Source::new(bytes);
-    heap::within(HEAP_MAX, || {
-        let file = match source.byte() % 4 {
-            0 => {
-                // No copy: the fuzzer sees which of its bytes matter.
-                read(source.rest().to_vec(), &mut Source::new(&[]));
-                return;
-            }
-            1 => pcap(&mut source),
-            _ => pcapng(&mut source),
-        };
-        read(file, &mut source);
-    });
+    let file = match source.byte() % 4 {
+        // The rest is the file, so that the fuzzer sees which of its bytes matter.
+        0 => source.rest().to_vec(),
+        1 => pcap(&mut source),
+        _ => pcapng(&mut source),
+    };
+    heap::within(HEAP_MAX, || read(file.clone(), &mut source));
+    heap::within(ANALYSIS_HEAP_MAX, || analyze(file));
+}
+
+/// Shares of time are shares, whatever the times of the packets.
+fn analyze(file: Vec<u8>) {
+    let Ok(mut reader) = Reader::new(Cursor::new(file)) else { return };
+    let mut analyzer = Analyzer::new(Options { ports: vec![3260], ..Options::default() });
+    while let Ok(Some(packet)) = reader.next() {
+        analyzer.handle(&packet);
+    }
+    for flow in analyzer.finish("a file", reader.counts(), &reader.notes()).flows {
+        let verdict = &flow.subject().verdict;
+        assert!((0.0..=1.0).contains(&verdict.confidence), "{verdict:?}");
+        assert!((0.0..=1.000_001).contains(&verdict.share), "{verdict:?}");
+    }
 }
 
 /// What identifies a segment, and its payload on the wire.

@@ -337,6 +337,8 @@ const STATISTICS: u32 = 5;
 const ENHANCED: u32 = 6;
 
 /// `if_tsresol`: a negative power of ten, or of two with the highest bit.
+/// Latest time of a packet, in the year 2262: a time and a round trip can be added.
+const TIME_NS_MAX: u64 = i64::MAX as u64;
 const MICRO: u8 = 6;
 const NANO: u8 = 9;
 
@@ -349,11 +351,12 @@ struct Clock {
 impl Clock {
     #[inline]
     fn ns(self, ticks: u64) -> u64 {
-        match (self.unit, self.offset_s) {
+        let ns = match (self.unit, self.offset_s) {
             (NANO, 0) => ticks,
             (MICRO, 0) => ticks.saturating_mul(1000),
             _ => self.ns_of_any(ticks),
-        }
+        };
+        ns.min(TIME_NS_MAX)
     }
 
     fn ns_of_any(self, ticks: u64) -> u64 {

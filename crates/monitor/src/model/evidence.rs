@@ -1,4 +1,4 @@
-//! What is known of a connection, whoever observed it.
+//! Evidence of a connection, the same for captures, samples of its socket, and both together.
 
 use super::Seconds;
 use crate::event::{Side, Vantage};

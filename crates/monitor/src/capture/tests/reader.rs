@@ -65,10 +65,12 @@ fn binary_units_and_impossible_times_are_bounded() {
         (0xff, 0, u64::MAX, 0),
         (0x7f, 0, u64::MAX, 0),
         (0, 0, 3, 3_000_000_000),
-        (0, 0, u64::MAX, u64::MAX),
+        (0, 0, u64::MAX, i64::MAX as u64),
+        (9, 0, u64::MAX, i64::MAX as u64),
+        (6, 0, u64::MAX, i64::MAX as u64),
         (9, -1, 2_000_000_000, 1_000_000_000),
         (9, -3, 2_000_000_000, 0),
-        (6, i64::MAX, 5, u64::MAX),
+        (6, i64::MAX, 5, i64::MAX as u64),
         (6, i64::MIN, 5, 0),
     ];
     for (unit, offset, ticks, at_ns) in cases {

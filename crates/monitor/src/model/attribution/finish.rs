@@ -121,8 +121,8 @@ fn data_bytes(lane: &Lane) -> u64 {
 }
 
 fn thinking(lane: &Lane, books: &mut Books) {
-    let ns = (lane.totals.of(Part::IdleLess) + lane.totals.of(Part::SentLess)) as f64;
-    let queue = (lane.totals.of(Part::SentFull) + lane.totals.of(Part::IdleFull)) as f64;
+    let ns = lane.totals.of(Part::IdleLess) as f64 + lane.totals.of(Part::SentLess) as f64;
+    let queue = lane.totals.of(Part::SentFull) as f64 + lane.totals.of(Part::IdleFull) as f64;
     // A busy program does not wait for answers: neither then is the number of its commands what limits.
     let is_busy = lane.pace.ratio().is_some_and(|ratio| ratio > BUSY_RATIO) && ns > BUSY_WAIT * queue;
     if is_busy {
@@ -144,13 +144,14 @@ fn stopped(lane: &Lane, books: &mut Books) {
     let stops = &lane.stops;
     let released = stops.released();
     let by_ack = stops.share_ended_by_ack();
-    let all = (released.ns + stops.own.ns) as f64;
+    let all = released.ns as f64 + stops.own.ns as f64;
     let waiting = all * by_ack.min(if released.ns == 0 { 0.0 } else { 1.0 });
     // Elsewhere, queues between hide what an acknowledgement released.
     let hidden: &[Cause] = if lane.is_at_sender() { &[] } else { &[Cause::Congestion] };
     books.add(Cause::Cpu, all - waiting, hidden);
-    let clear = (stops.in_steps.bytes + stops.one_by_one.bytes).max(1) as f64;
-    let in_steps = stops.in_steps.ns as f64 / (stops.in_steps.ns + stops.one_by_one.ns).max(1) as f64;
+    let clear = stops.in_steps.bytes.saturating_add(stops.one_by_one.bytes).max(1) as f64;
+    let in_steps =
+        stops.in_steps.ns as f64 / stops.in_steps.ns.saturating_add(stops.one_by_one.ns).max(1) as f64;
     let known = clear / (clear + stops.unclear.bytes as f64);
     let window = window_cause(lane);
     let (lost, packets) = (lane.counters.episodes, lane.counters.data_packets.max(1));

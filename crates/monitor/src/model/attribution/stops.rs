@@ -145,6 +145,7 @@ impl Stops {
 
     pub(super) fn released(&self) -> Released {
         let all = [self.in_steps, self.one_by_one, self.unclear];
-        Released { ns: all.iter().map(|part| part.ns).sum(), bytes: all.iter().map(|part| part.bytes).sum() }
+        let sum = |of: fn(&Released) -> u64| all.iter().map(of).fold(0, u64::saturating_add);
+        Released { ns: sum(|part| part.ns), bytes: sum(|part| part.bytes) }
     }
 }

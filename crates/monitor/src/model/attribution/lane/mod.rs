@@ -282,17 +282,19 @@ impl Lane {
     /// Lets everything reach the sender that is due.
     fn release(&mut self, now_ns: u64) {
         loop {
-            let peer = self.peer.front().map_or(u64::MAX, |(due, _)| *due);
-            let slot = self.returns.front().copied().unwrap_or(u64::MAX);
-            if peer.min(slot) > now_ns {
-                return;
-            }
-            if slot < peer {
-                self.returns.pop_front();
-                self.advance(slot);
-                self.on_slot(slot);
-            } else if let Some((due, arrival)) = self.peer.pop_front() {
-                self.arrive(due, arrival);
+            let peer = self.peer.front().map(|(due, _)| *due).filter(|due| *due <= now_ns);
+            let slot = self.returns.front().copied().filter(|due| *due <= now_ns);
+            match (peer, slot) {
+                (None, None) => return,
+                (peer, Some(slot)) if peer.is_none_or(|peer| slot < peer) => {
+                    self.returns.pop_front();
+                    self.advance(slot);
+                    self.on_slot(slot);
+                }
+                _ => {
+                    let (due, arrival) = self.peer.pop_front().expect("its first is due");
+                    self.arrive(due, arrival);
+                }
             }
         }
     }

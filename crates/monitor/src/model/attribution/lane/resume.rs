@@ -150,8 +150,10 @@ impl Lane {
     /// The start of the period counts unless it is the smaller part.
     pub(super) fn add_early(&mut self) {
         let Some(early) = self.early.take() else { return };
-        let ns = |totals: &Parts, stops: &Stops| totals.sum() + stops.released().ns + stops.own.ns;
-        if ns(&self.totals, &self.stops) > 2 * ns(&early.totals, &early.stops) {
+        let ns = |totals: &Parts, stops: &Stops| {
+            totals.sum().saturating_add(stops.released().ns).saturating_add(stops.own.ns)
+        };
+        if ns(&self.totals, &self.stops) > ns(&early.totals, &early.stops).saturating_mul(2) {
             return;
         }
         self.totals.add_all(&early.totals);
