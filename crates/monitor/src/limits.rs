@@ -133,10 +133,10 @@ pub(crate) const PAGE_COMMANDS_MAX: usize = 20;
 
 // Analyses.
 
-/// Bytes that the commands and packets on their way take, of all connections of an analysis; and packets after which that
-/// is looked at.
+/// Bytes that the commands and packets on their way take, of all connections of an analysis; and packets and events after
+/// which that is looked at: one frame can hold a thousand commands, and a command takes some 500 bytes.
 pub const HELD_BYTES_MAX: usize = 64 << 20;
-pub const HELD_CHECK_PACKETS: u32 = 1 << 16;
+pub const HELD_CHECK_EVENTS: u32 = 1 << 16;
 /// Most connections of an analysis whose commands and points are kept in detail.
 pub const DETAILED_FLOWS_MAX: usize = 32;
 // The model.

@@ -22,7 +22,7 @@ use crate::command::{Command, Shares};
 use crate::event::Event;
 use crate::flow::{Belongs, Flow, FlowId, Table};
 use crate::limits::{
-    DETAILED_FLOWS_MAX, FLOWS_REPORTED_MAX, HELD_BYTES_MAX, HELD_CHECK_PACKETS, SERIES_POINTS_MAX,
+    DETAILED_FLOWS_MAX, FLOWS_REPORTED_MAX, HELD_BYTES_MAX, HELD_CHECK_EVENTS, SERIES_POINTS_MAX,
 };
 use crate::packet::Packet;
 
@@ -106,7 +106,7 @@ impl Analyzer {
             finished: Vec::new(),
             forgotten: 0,
             ended_ns: 0,
-            unchecked: HELD_CHECK_PACKETS,
+            unchecked: HELD_CHECK_EVENTS,
             folded: 0,
         }
     }
@@ -124,7 +124,9 @@ impl Analyzer {
     pub fn handle_seen(&mut self, packet: &Packet<'_>, mut see: impl FnMut(Seen<'_>)) {
         self.ended_ns = self.ended_ns.max(packet.at_ns);
         let (connections, options, added) = (&mut self.connections, &self.options, &mut self.added);
+        let mut events = 0;
         let belongs = self.table.push(packet, &mut |id, event| {
+            events += 1;
             let connection = match connections.get_mut(&id) {
                 Some(connection) => connection,
                 None => {
@@ -146,9 +148,9 @@ impl Analyzer {
             }
         }
         self.collect();
-        self.unchecked -= 1;
+        self.unchecked = self.unchecked.saturating_sub(1 + events);
         if self.unchecked == 0 {
-            self.unchecked = HELD_CHECK_PACKETS;
+            self.unchecked = HELD_CHECK_EVENTS;
             self.fold(HELD_BYTES_MAX);
         }
     }
