@@ -1,4 +1,4 @@
-//! Writes a capture that may be sent to somebody else: headers without payload, from which the analysis gives the same
+//! Writes a capture that can be given to third parties: headers without payload, from which the analysis gives the same
 //! verdict.
 //!
 //! For each TCP packet of an iSCSI connection: IP and TCP headers written anew (link type RAW), with their times,
@@ -52,6 +52,8 @@ pub struct Slim<W: Write> {
     keys: HashMap<(SocketAddr, SocketAddr), u64>,
     flows: HashMap<u64, Flow>,
     next_flow: u64,
+    /// Packets of connections for which there was no room, since there was any.
+    refused: usize,
     queue: VecDeque<Waiting>,
     queue_bytes: usize,
     /// Known PDUs of all streams.
@@ -103,6 +105,7 @@ impl<W: Write> Slim<W> {
             keys: HashMap::new(),
             flows: HashMap::new(),
             next_flow: 0,
+            refused: 0,
             queue: VecDeque::new(),
             queue_bytes: 0,
             pdus: 0,
@@ -168,10 +171,15 @@ impl<W: Write> Slim<W> {
             self.drop_if_done(id);
         }
         if self.flows.len() >= SLIM_FLOWS_MAX {
-            self.drop_ended();
-        }
-        if self.flows.len() >= SLIM_FLOWS_MAX {
-            return None;
+            // A look at all connections for each that is refused would take a millisecond each.
+            if self.refused.is_multiple_of(SLIM_FLOWS_MAX) {
+                self.drop_ended();
+            }
+            if self.flows.len() >= SLIM_FLOWS_MAX {
+                self.refused += 1;
+                return None;
+            }
+            self.refused = 0;
         }
         let id = self.next_flow;
         self.next_flow += 1;

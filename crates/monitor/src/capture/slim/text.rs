@@ -1,4 +1,4 @@
-//! The text of Login and Text PDUs, byte by byte: names of keys that everybody knows stay, values of keys that are
+//! The text of Login and Text PDUs, byte by byte: names of keys that the standards define stay, values of keys that are
 //! negotiated as numbers or yes and no stay, everything else becomes `x`.
 //!
 //! It works on a stream, because a text goes on in the next packet and, with the C bit, in the next PDU.
@@ -60,8 +60,8 @@ const KEY_BYTES: usize = 32;
 enum Place {
     /// So many bytes of a key, all of them the beginning of a known one.
     Key(usize),
-    /// So many bytes of a value that stays.
-    Kept(usize),
+    /// So many bytes of a value that stays; whether its key is one of SEAL/1, whose names have more characters.
+    Kept(usize, bool),
     /// Until the pair ends.
     Filled,
 }
@@ -99,7 +99,8 @@ impl Text {
         match self.place {
             Place::Key(length) if byte == b'=' => {
                 let is_kept = KEPT.iter().any(|key| key.as_bytes() == &self.key[..length]);
-                self.place = if is_kept { Place::Kept(0) } else { Place::Filled };
+                let is_seal = [SUITE, UNIT, PATTERN].iter().any(|key| key.as_bytes() == &self.key[..length]);
+                self.place = if is_kept { Place::Kept(0, is_seal) } else { Place::Filled };
                 byte
             }
             Place::Key(length) if self.is_known(length, byte) => {
@@ -107,8 +108,8 @@ impl Text {
                 self.place = Place::Key(length + 1);
                 byte
             }
-            Place::Kept(length) if length < VALUE_BYTES_MAX && is_plain(byte) => {
-                self.place = Place::Kept(length + 1);
+            Place::Kept(length, is_seal) if length < VALUE_BYTES_MAX && is_plain(byte, is_seal) => {
+                self.place = Place::Kept(length + 1, is_seal);
                 byte
             }
             _ => {
@@ -127,8 +128,9 @@ impl Text {
     }
 }
 
-fn is_plain(byte: u8) -> bool {
-    byte.is_ascii_alphanumeric() || matches!(byte, b',' | b'-' | b'.' | b'~')
+/// Numbers and words of the standards have neither dots nor hyphens; addresses, iqn and eui names have.
+fn is_plain(byte: u8, is_seal: bool) -> bool {
+    byte.is_ascii_alphanumeric() || byte == b',' || is_seal && matches!(byte, b'-' | b'.' | b'~')
 }
 
 const _: () = {
@@ -166,11 +168,11 @@ mod tests {
                 b"CHAP_A=5\0CHAP_N=joe\0CHAP_R=0xabcdef\0SessionType=Normal\0",
                 "CHAP_A=x\\x00CHAP_N=xxx\\x00CHAP_R=xxxxxxxx\\x00SessionType=Normal\\x00",
             ),
-            // A key that nobody knows is filled from where it differs; what it begins with is public.
+            // Of a key that no standard defines, the bytes after its common beginning with a standard key are replaced.
             (b"X-com.vendor.secret=abc\0", "X-xxxxxxxxxxxxxxxxxxxxx\\x00"),
             (b"secret\0Max=1\0", "xxxxxx\\x00Max=x\\x00"),
             // A value that is none of a number or word.
-            (b"MaxBurstLength=10.1.2.3:80 name\0\0\0", "MaxBurstLength=10.1.2.3xxxxxxxx\\x00\\x00\\x00"),
+            (b"MaxBurstLength=10.1.2.3:80 name\0\0\0", "MaxBurstLength=10xxxxxxxxxxxxxx\\x00\\x00\\x00"),
             (b"=\0==\0", "=\\x00=x\\x00"),
             (b"\xff\x01text", "xxxxxx"),
         ];
