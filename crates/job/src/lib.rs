@@ -80,7 +80,7 @@ pub use job::Job;
 pub use manifest::Written;
 pub use offload::Offloaded;
 pub use outcome::{Copied, Mismatch, Way, cpu_s_per_gb, engine_failure, mb_per_s, object};
-pub use place::Place;
+pub use place::{Place, Readers};
 pub use prepared::{Pair, Prepared};
 pub use remote::ByTarget;
 pub use report::{Record, Report};

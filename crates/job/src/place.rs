@@ -1,5 +1,6 @@
 //! Files that a command writes for people: reports, figures, captures. Nothing but an earlier file of the same kind is
-//! overwritten, and a file is whole or as it was.
+//! overwritten, and a file is whole or as it was. Both are examined before the content is made and again before it is
+//! moved to its path: a capture from a pipe may take hours.
 
 use std::fs::{self, File, Permissions};
 use std::io::{self, BufWriter, Read, Write};
@@ -16,7 +17,17 @@ use crate::Failure;
 pub struct Place {
     path: PathBuf,
     noun: &'static str,
+    /// How the files begin that may be overwritten.
+    marks: Vec<Vec<u8>>,
+    was_absent: bool,
     file: NamedTempFile,
+}
+
+/// Who may read a new file. One that replaces another has its permissions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Readers {
+    Owner,
+    All,
 }
 
 impl Place {
@@ -24,24 +35,21 @@ impl Place {
     ///
     /// # Errors
     /// Refused if the path holds something else; failed if it cannot be read, or its directory not be written.
-    pub fn new(path: &Path, noun: &'static str, marks: &[&[u8]]) -> Result<Self, Failure> {
-        let failed = |error| failed(path, noun, error);
-        // A link is something else, whether or not its file exists.
-        match fs::symlink_metadata(path) {
-            Ok(metadata) if !metadata.is_file() || !is_ours(path, marks).map_err(failed)? => {
-                let cause = "there is something else";
-                return Err(Failure::refused(format!("write the {noun}"), path.display().to_string(), cause)
-                    .hint(format!("another name: only an earlier {noun} is overwritten")));
-            }
-            Ok(_) => {}
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(failed(error)),
-        }
+    pub fn new(path: &Path, noun: &'static str, marks: &[&[u8]], readers: Readers) -> Result<Self, Failure> {
+        let before = earlier(path, noun, marks)?;
+        let mode = match (&before, readers) {
+            (Some(metadata), _) => metadata.permissions().mode() & 0o777,
+            (None, Readers::Owner) => 0o600,
+            (None, Readers::All) => 0o644,
+        };
         let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
         let mut builder = tempfile::Builder::new();
-        builder.prefix(".hikyaku-report-").permissions(Permissions::from_mode(0o644));
-        let file = builder.tempfile_in(directory.unwrap_or(Path::new("."))).map_err(failed)?;
-        Ok(Self { path: path.to_owned(), noun, file })
+        builder.prefix(".hikyaku-report-").permissions(Permissions::from_mode(mode));
+        let file = builder
+            .tempfile_in(directory.unwrap_or(Path::new(".")))
+            .map_err(|error| failed(path, noun, error))?;
+        let marks = marks.iter().map(|mark| mark.to_vec()).collect();
+        Ok(Self { path: path.to_owned(), noun, marks, was_absent: before.is_none(), file })
     }
 
     /// A writer of the content, for those that write it over time. Flush it before [`Place::complete`].
@@ -60,10 +68,23 @@ impl Place {
     /// Moves the content to its path.
     ///
     /// # Errors
-    /// If the file system refuses it.
+    /// Refused if the path holds something else since [`Place::new`]; failed if the file system refuses it.
     pub fn complete(self) -> Result<(), Failure> {
-        let Self { path, noun, file } = self;
-        file.persist(&path).map(drop).map_err(|error| failed(&path, noun, error.error))
+        let Self { path, noun, marks, was_absent, file } = self;
+        let marks: Vec<_> = marks.iter().map(Vec::as_slice).collect();
+        let moved = if was_absent {
+            match file.persist_noclobber(&path) {
+                Err(error) if error.error.kind() == io::ErrorKind::AlreadyExists => {
+                    earlier(&path, noun, &marks)?;
+                    error.file.persist(&path)
+                }
+                moved => moved,
+            }
+        } else {
+            earlier(&path, noun, &marks)?;
+            file.persist(&path)
+        };
+        moved.map(drop).map_err(|error| failed(&path, noun, error.error))
     }
 
     /// Writes the whole content and moves it to its path.
@@ -75,6 +96,23 @@ impl Place {
         content(&mut out).and_then(|()| out.flush()).map_err(|error| self.failure(error))?;
         self.complete()
     }
+}
+
+/// The file at `path` that may be overwritten; `None` if there is none.
+fn earlier(path: &Path, noun: &'static str, marks: &[&[u8]]) -> Result<Option<fs::Metadata>, Failure> {
+    let failed = |error| failed(path, noun, error);
+    // A link is something else, whether or not its file exists.
+    let what = match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(failed(error)),
+        Ok(metadata) if metadata.is_dir() => "there is a directory",
+        Ok(metadata) if metadata.is_symlink() => "there is a symbolic link",
+        Ok(metadata) if !metadata.is_file() => "there is a device, a pipe or a socket",
+        Ok(metadata) if is_ours(path, marks).map_err(failed)? => return Ok(Some(metadata)),
+        Ok(_) => "there is another file",
+    };
+    Err(Failure::refused(format!("write the {noun}"), path.display().to_string(), what)
+        .hint(format!("another name: only an earlier {noun} is overwritten")))
 }
 
 /// Whether the file is empty or begins with one of `marks`.
@@ -95,7 +133,7 @@ mod tests {
     use crate::Ending;
 
     fn place(path: &Path) -> Result<Place, Failure> {
-        Place::new(path, "figure", &[b"one mark", b"two"])
+        Place::new(path, "figure", &[b"one mark", b"two"], Readers::All)
     }
 
     #[test]
@@ -117,6 +155,41 @@ mod tests {
         fs::remove_file(&path).unwrap();
         std::os::unix::fs::symlink(directory.path().join("absent"), &path).unwrap();
         assert_eq!(place(&path).unwrap_err().ending, Ending::Refused);
+    }
+
+    #[test]
+    fn a_file_that_appears_meanwhile_is_not_overwritten() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("f");
+        for (before, meanwhile, is_ours) in
+            [(None, "other", false), (None, "two", true), (Some("two"), "other", false)]
+        {
+            before.map_or(Ok(()), |content| fs::write(&path, content)).unwrap();
+            let place = place(&path).unwrap();
+            fs::write(&path, meanwhile).unwrap();
+            let written = place.write(|file| file.write_all(b"two, new"));
+            assert_eq!(written.is_ok(), is_ours, "{before:?} {meanwhile}");
+            let expected = if is_ours { "two, new" } else { meanwhile };
+            assert_eq!(fs::read_to_string(&path).unwrap(), expected);
+            fs::remove_file(&path).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_replaced_file_keeps_its_permissions() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("f");
+        let mode = || fs::metadata(&path).unwrap().permissions().mode() & 0o777;
+        for (readers, expected) in [(Readers::Owner, 0o600), (Readers::All, 0o644)] {
+            let place = Place::new(&path, "figure", &[b"two"], readers).unwrap();
+            place.write(|file| file.write_all(b"two")).unwrap();
+            assert_eq!(mode(), expected);
+            fs::set_permissions(&path, Permissions::from_mode(0o640)).unwrap();
+            let place = Place::new(&path, "figure", &[b"two"], readers).unwrap();
+            place.write(|file| file.write_all(b"two")).unwrap();
+            assert_eq!(mode(), 0o640);
+            fs::remove_file(&path).unwrap();
+        }
     }
 
     #[test]

@@ -64,7 +64,25 @@ const ROWS: &[Row] = &[
         "page-in-the-place-of-something-else",
         &["analyze", "none.pcap", "--html", "disk.img"],
         6,
-        "error: cannot write the page disk.img: there is something else\n  try: another name: only an earlier page is overwritten",
+        "error: cannot write the page disk.img: there is another file\n  try: another name: only an earlier page is overwritten",
+    ),
+    (
+        "page-to-standard-output",
+        &["analyze", "disk.img", "--html", "-"],
+        2,
+        "error: cannot write the results -: standard output has the verdict\n  try: the name of a file",
+    ),
+    (
+        "page-in-the-place-of-the-capture",
+        &["analyze", "disk.img", "--slim", "disk.img"],
+        2,
+        "error: cannot write the results disk.img: it is one of the captures that are read\n  try: another name",
+    ),
+    (
+        "two-results-of-one-name",
+        &["analyze", "disk.img", "--html", "new.html", "--slim", "./new.html"],
+        2,
+        "error: cannot write the results ./new.html: two results have this name\n  try: a name for each",
     ),
     (
         "missing-source",

@@ -162,7 +162,8 @@ const CONTINUED_WITHIN_NS: u64 = 1_000_000_000;
 
 /// Whether the capture begins where the first one ended, within one of its connections.
 fn continues(file: &Path, first: &Report) -> Result<bool, Failure> {
-    if is_stdin(file) {
+    // A pipe is read once.
+    if is_stdin(file) || std::fs::metadata(file).is_ok_and(|metadata| !metadata.is_file()) {
         return Ok(false);
     }
     let failed = |error: CaptureError| unreadable(file, &error);

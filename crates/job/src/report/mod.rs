@@ -13,7 +13,7 @@ use std::time::{Instant, SystemTime};
 use serde_json::Value;
 
 use crate::printable::{printable, printable_json};
-use crate::{Ending, Failure, Host, Place, Series, shell, units};
+use crate::{Ending, Failure, Host, Place, Readers, Series, shell, units};
 
 /// The first bytes of every report; a file without them is never overwritten.
 const MARK: &str = "<!DOCTYPE html>\n<!-- report of hikyaku copy -->\n";
@@ -141,7 +141,7 @@ impl Report {
 }
 
 fn file(path: &Path) -> Result<Place, Failure> {
-    Place::new(path, "report", &[MARK.as_bytes()])
+    Place::new(path, "report", &[MARK.as_bytes()], Readers::All)
 }
 
 fn headline(source: &str, destination: &str, result: &Result<Ending, Failure>) -> String {

@@ -2,9 +2,10 @@
 
 use std::fs;
 use std::io::{BufWriter, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use job::Place;
+use job::{Place, Readers};
 use monitor::analysis::{Report, Seen};
 use monitor::capture::{Comments, Frame, pcapng, slim};
 use monitor::event::{Event, Side};
@@ -24,6 +25,34 @@ fn pcapng_mark() -> Vec<u8> {
     pcapng::Writer::new(Vec::new()).and_then(pcapng::Writer::finish).unwrap_or_default()
 }
 
+/// The results replace nothing that is read, and not each other.
+fn check_names(args: &Args) -> Result<(), Failure> {
+    let mut seen = Vec::new();
+    for input in &args.files {
+        seen.extend(fs::metadata(input).ok().map(|metadata| (metadata.dev(), metadata.ino())));
+    }
+    let mut names: Vec<PathBuf> = Vec::new();
+    for path in [&args.html, &args.pcapng, &args.slim].into_iter().flatten() {
+        let refused = |cause| Failure::usage("write the results", path.display().to_string(), cause);
+        if path.as_os_str() == "-" {
+            return Err(refused("standard output has the verdict").hint("the name of a file"));
+        }
+        let identity = fs::metadata(path).ok().map(|metadata| (metadata.dev(), metadata.ino()));
+        if identity.is_some_and(|identity| seen.contains(&identity)) {
+            return Err(refused("it is one of the captures that are read").hint("another name"));
+        }
+        // A directory that is not there is an error of its own.
+        let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+        let directory = fs::canonicalize(directory.unwrap_or(Path::new("."))).unwrap_or_default();
+        let name = directory.join(path.file_name().unwrap_or_default());
+        if names.contains(&name) {
+            return Err(refused("two results have this name").hint("a name for each"));
+        }
+        names.push(name);
+    }
+    Ok(())
+}
+
 /// The results that the arguments name.
 pub(super) struct Outputs {
     html: Option<Place>,
@@ -36,9 +65,11 @@ pub(super) struct Outputs {
 impl Outputs {
     /// Makes sure that everything can be written, before anything is read.
     pub(super) fn new(args: &Args) -> Result<Self, Failure> {
-        let page = |path: &PathBuf| Place::new(path, "page", &[html::MARK.as_bytes()]);
+        check_names(args)?;
+        let page = |path: &PathBuf| Place::new(path, "page", &[html::MARK.as_bytes()], Readers::All);
         let mark = pcapng_mark();
-        let capture = |path: &PathBuf| Place::new(path, "capture", &[&mark]);
+        // With payload and names; the one without is sent to others by its user.
+        let capture = |path: &PathBuf| Place::new(path, "capture", &[&mark], Readers::Owner);
         let commented = args.pcapng.as_ref().map(capture).transpose()?.map(|place| {
             let writer = pcapng::Writer::new(place.writer()?).map_err(|error| place.failure(error))?;
             Ok((place, writer, Comments::default()))
@@ -144,7 +175,7 @@ impl Outputs {
 fn figures(directory: &Path, number: usize, subject: &Subject<'_>) -> Result<(), Failure> {
     for figure in svg::figures(subject) {
         let path = directory.join(format!("{}-{}.svg", number + 1, figure.name));
-        let place = Place::new(&path, "figure", &[svg::MARK.as_bytes()])?;
+        let place = Place::new(&path, "figure", &[svg::MARK.as_bytes()], Readers::All)?;
         place.write(|out| out.write_all(figure.text.as_bytes()))?;
     }
     Ok(())
@@ -153,7 +184,7 @@ fn figures(directory: &Path, number: usize, subject: &Subject<'_>) -> Result<(),
 fn graphs(directory: &Path, number: usize, subject: &Subject<'_>) -> Result<(), Failure> {
     let marks = xpl::MARKS.map(str::as_bytes);
     for from in [Side::Initiator, Side::Target] {
-        let place = Place::new(&directory.join(xpl::name(number, from)), "graph", &marks)?;
+        let place = Place::new(&directory.join(xpl::name(number, from)), "graph", &marks, Readers::All)?;
         place.write(|out| xpl::write(out, subject, from))?;
     }
     Ok(())
