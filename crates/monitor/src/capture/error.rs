@@ -29,7 +29,7 @@ pub enum CaptureError {
     NoFrame(Note),
 }
 
-/// What keeps a capture from being whole. What was read counts all the same.
+/// A defect of a capture that does not end the analysis: the packets that were read are analysed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Note {
     #[error(

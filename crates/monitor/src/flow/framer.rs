@@ -79,7 +79,8 @@ pub(super) struct Framer {
     context: Context,
     digests: Digests,
     are_digests_inferred: bool,
-    /// Whether the last PDU carried data, and began after the login: where the next one is tells of digests.
+    /// Whether the last PDU carried data and began after the login: the offset of the next PDU then shows which digests
+    /// are in use.
     last: Option<bool>,
     /// Within the login: the next PDU must be one of it.
     is_in_login: bool,
@@ -270,7 +271,7 @@ impl Framer {
             (Digests::Unknown, true, 0) => known(false, false),
             (Digests::Unknown, true, 1) => Digests::One,
             (Digests::Unknown, true, _) | (Digests::One, true, 1..) => known(true, true),
-            // A PDU without data tells of header digests only.
+            // The length of a PDU without data depends on the header digest alone.
             (Digests::One, false, 0) => known(false, true),
             (Digests::One, false, _) => known(true, false),
             (digests, ..) => digests,

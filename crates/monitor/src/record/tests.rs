@@ -169,8 +169,13 @@ fn a_recording_is_continued_on_the_clock_of_its_start() {
     let times: Vec<u64> = samples(&entries).iter().map(|sample| sample.at_ns).collect();
     assert_eq!((times.len(), times[0], damaged), (2, 0, 0));
     assert!(times[1] > 0, "{times:?}");
-    std::fs::write(&path, "a file of somebody").unwrap();
+    std::fs::write(&path, "no recording").unwrap();
     assert!(matches!(Writer::append(&path), Err(RecordError::Foreign)));
+    let (link, absent) = (home.path().join("link"), home.path().join("absent"));
+    std::os::unix::fs::symlink(&absent, &link).unwrap();
+    assert!(matches!(Writer::append(&link), Err(RecordError::Foreign)));
+    assert!(!absent.exists());
+    assert!(matches!(Writer::append(std::path::Path::new("/dev/null")), Err(RecordError::Foreign)));
 }
 
 #[test]

@@ -35,8 +35,13 @@ pub struct Writer<W> {
 impl Writer<File> {
     /// Appends to a recording, or begins one that only its user can read. Fails if the file is something else.
     pub fn append(path: &Path) -> Result<Self, RecordError> {
+        // A link is something else, whether or not its file exists.
+        if std::fs::symlink_metadata(path).is_ok_and(|metadata| !metadata.is_file()) {
+            return Err(RecordError::Foreign);
+        }
         let mut options = File::options();
-        let mut file = options.read(true).append(true).create(true).mode(0o600).open(path)?;
+        options.read(true).append(true).create(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+        let mut file = options.open(path)?;
         let mut beginning = [0; HEADER_BYTES];
         let length = file.seek(SeekFrom::End(0))?;
         if length > 0 {

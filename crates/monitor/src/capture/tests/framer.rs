@@ -14,7 +14,7 @@ pub(super) const PORT: u16 = 3260;
 #[derive(Default)]
 struct Stream {
     bytes: Vec<u8>,
-    /// Offset of the PDU that is not whole, and whether its start was told.
+    /// Offset of the incomplete PDU, and whether its `PduStart` was emitted.
     at: usize,
     is_open: bool,
 }
