@@ -174,16 +174,21 @@ fn mutate(rng: &mut StdRng, bytes: &mut Vec<u8>) {
     }
 }
 
-/// Applies the rules at the head of this file to a PDU.
+/// Applies the rules at the head of this file to every PDU of a connection, at the places where the target finds them:
+/// mutated lengths and inserted bytes move them, so that the middle of a PDU may be read as a TARGET COLD RESET.
 fn tame(bytes: &mut [u8], spared_lun: u8) {
-    if bytes.len() >= 10 {
-        let is_task_management = bytes[0] & 0x3f == TASK_MANAGEMENT;
-        if is_task_management && bytes[1] & 0x7f > 5 {
-            bytes[1] = 0x80 | 5;
+    let mut rest = bytes;
+    while rest.len() >= 48 {
+        let is_task_management = rest[0] & 0x3f == TASK_MANAGEMENT;
+        if is_task_management && rest[1] & 0x7f > 5 {
+            rest[1] = 0x80 | 5;
         }
-        if is_task_management || bytes[9] == spared_lun {
-            bytes[9] = 0;
+        if is_task_management || rest[9] == spared_lun {
+            rest[9] = 0;
         }
+        let data = u32::from_be_bytes([0, rest[5], rest[6], rest[7]]) as usize;
+        let length = 48 + usize::from(rest[4]) * 4 + data.next_multiple_of(4);
+        rest = rest.split_at_mut(length.min(rest.len())).1;
     }
 }
 
@@ -271,14 +276,9 @@ fn attack(context: &Context, url: &Url, index: usize) -> Result<()> {
         if rng.random() {
             mutate(&mut rng, &mut one);
         }
-        tame(&mut one, spared);
-        // A truncated PDU absorbs the bytes behind it, so only a complete one may be followed by another.
-        let cut = one.len() < 48;
         bytes.extend(one);
-        if cut {
-            break;
-        }
     }
+    tame(&mut bytes, spared);
     throw(session.stream, &bytes, &mut rng)
 }
 

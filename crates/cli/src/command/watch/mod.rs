@@ -40,7 +40,7 @@ On a terminal: arrows choose a connection, Enter shows it, ? explains, q ends.")
 pub(crate) struct Args {
     /// A target, a process or an address; by default every iSCSI connection
     ///
-    /// A URL (iscsi://host[:port]) or HOST:PORT: connections with that address at either end. A process: all its TCP
+    /// A URL (iscsi://HOST:PORT/IQN) or HOST:PORT: connections with that address at either end. A process: all its TCP
     /// connections, in its network namespace, which root can enter.
     #[arg(value_name = "URL|PID|ADDR:PORT")]
     target: Option<String>,
