@@ -2,6 +2,7 @@
 //! refused.
 
 mod limits;
+mod story;
 mod times;
 
 use std::fs;
@@ -110,6 +111,7 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
     cases.check("made-by-hand", || made_by_hand(context));
     cases.check("forms-and-hostile-names", || forms(context));
     cases.check("two-captures", || two(context));
+    story::examine(context, cases);
     times::examine(context, cases)?;
     limits::examine(context, cases)
 }

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use lab::wan::{ADDRESSES, INTERFACE, Tap, Wan};
@@ -147,6 +147,22 @@ impl<'a> Scene<'a> {
         self.wan.line().finish_tap()?;
         let late = [0, 1].map(|side| self.wan.line().counters(side).late_max_ns);
         Ok(Measured { mb_per_s, late_max_ms: late[0].max(late[1]) as f64 / 1e6, watch })
+    }
+
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// Runs a program of the initiator's side to its end; what it sends and receives is captured there. Returns its time.
+    pub fn capture(&self, command: &mut Command, to: &Path) -> Result<Duration> {
+        let mut dump = self.dump(0, to)?;
+        Surroundings::network(self.wan.side(0).name()).apply(command);
+        let start = Instant::now();
+        run(command, RUN_SLACK)?.success()?;
+        let time = start.elapsed();
+        dump.signal(libc::SIGINT)?;
+        dump.finish(READY_LIMIT)?.success()?;
+        Ok(time)
     }
 
     fn dump(&self, side: usize, to: &Path) -> Result<Running> {
