@@ -1,12 +1,15 @@
 /* A bare loop over sock_diag, and a process that holds connections: what `cargo xtask bench probe` compares `watch` with.
  *   probe hold PORT COUNT             opens connections to 127.0.0.1:PORT, prints a line, and sleeps
- *   probe sample PORT HZ SECONDS      samples each socket whose other end has the port, 50 in a datagram
+ *   probe sample PORT HZ SECONDS      samples each socket whose other end has the port, 50 in a datagram, and keeps of
+ *                                     each the last struct tcp_info, SO_MEMINFO and what BBR estimates
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <linux/inet_diag.h>
 #include <linux/netlink.h>
+#include <linux/rtnetlink.h>
 #include <linux/sock_diag.h>
+#include <linux/tcp.h>
 #include <netinet/in.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,6 +24,29 @@
 struct request { struct nlmsghdr header; struct inet_diag_req_v2 body; };
 static struct request requests[SOCKETS];
 static char slots[BATCH][2048];
+/* The last sample of each socket. */
+static struct { struct timespec at; struct tcp_info info; __u32 memory[SK_MEMINFO_VARS]; struct tcp_bbr_info bbr; } last[SOCKETS];
+
+static void keep(const void *from, unsigned length, void *to, unsigned most) {
+    memcpy(to, from, length < most ? length : most);
+}
+
+/* Returns 1 for a sample of a socket. */
+static int take(struct nlmsghdr *h, int first, const struct timespec *at) {
+    struct inet_diag_msg *m = NLMSG_DATA(h);
+    int place = first + h->nlmsg_seq;
+    if (h->nlmsg_type != SOCK_DIAG_BY_FAMILY || place < 0 || place >= SOCKETS)
+        return 0;
+    int left = h->nlmsg_len - NLMSG_LENGTH(sizeof *m);
+    last[place].at = *at;
+    for (struct rtattr *a = (void *)(m + 1); RTA_OK(a, left); a = RTA_NEXT(a, left))
+        switch (a->rta_type) {
+        case INET_DIAG_INFO: keep(RTA_DATA(a), RTA_PAYLOAD(a), &last[place].info, sizeof last[place].info); break;
+        case INET_DIAG_SKMEMINFO: keep(RTA_DATA(a), RTA_PAYLOAD(a), last[place].memory, sizeof last[place].memory); break;
+        case INET_DIAG_BBRINFO: keep(RTA_DATA(a), RTA_PAYLOAD(a), &last[place].bbr, sizeof last[place].bbr); break;
+        }
+    return 1;
+}
 
 static int hold(int port, int count) {
     struct sockaddr_in to = { .sin_family = AF_INET, .sin_port = htons(port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
@@ -31,6 +57,16 @@ static int hold(int port, int count) {
     fflush(stdout);
     pause();
     return 0;
+}
+
+/* Whether connections are controlled by BBR unless they choose otherwise: its estimate is then asked for. */
+static int is_bbr(void) {
+    char name[16] = "";
+    socklen_t length = sizeof name;
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, &length);
+    close(fd);
+    return !strcmp(name, "bbr");
 }
 
 /* Requests for the sockets that the dump shows. */
@@ -48,9 +84,11 @@ static int find(int fd, int port) {
             struct inet_diag_msg *m = NLMSG_DATA(h);
             if (ntohs(m->id.idiag_dport) != port || found == SOCKETS)
                 continue;
-            requests[found++] = (struct request){ { sizeof(struct request), SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST, 0, 0 },
+            requests[found] = (struct request){ { sizeof(struct request), SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST, found % BATCH, 0 },
                 { .sdiag_family = AF_INET, .sdiag_protocol = IPPROTO_TCP, .idiag_states = -1, .id = m->id,
-                  .idiag_ext = 1 << (INET_DIAG_INFO - 1) | 1 << (INET_DIAG_SKMEMINFO - 1) } };
+                  .idiag_ext = 1 << (INET_DIAG_INFO - 1) | 1 << (INET_DIAG_SKMEMINFO - 1)
+                      | (is_bbr() ? 1 << (INET_DIAG_VEGASINFO - 1) : 0) } };
+            found++;
         }
     }
 }
@@ -66,22 +104,23 @@ static int sample(int port, long hz, long seconds) {
         headers[i].msg_hdr.msg_iovlen = 1;
     }
     struct timespec next;
-    unsigned long replies = 0, sum = 0;
+    unsigned long replies = 0;
     printf("%d sockets\n", count);
     fflush(stdout);
     clock_gettime(CLOCK_MONOTONIC, &next);
     for (long round = 0; round < hz * seconds; round++) {
         for (int first = 0; first < count; first += BATCH) {
             int part = count - first < BATCH ? count - first : BATCH, left = part;
+            struct timespec at;
             send(fd, &requests[first], part * sizeof(struct request), 0);
+            clock_gettime(CLOCK_MONOTONIC, &at);
             while (left > 0) {
                 int got = recvmmsg(fd, headers, left, MSG_DONTWAIT, NULL);
                 if (got <= 0)
                     break;
                 for (int i = 0; i < got; i++)
-                    sum += ((struct inet_diag_msg *)NLMSG_DATA((struct nlmsghdr *)slots[i]))->idiag_state;
+                    replies += take((void *)slots[i], first, &at);
                 left -= got;
-                replies += got;
             }
         }
         next.tv_nsec += 1000000000 / hz;
@@ -91,7 +130,7 @@ static int sample(int port, long hz, long seconds) {
         }
         clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &next, NULL);
     }
-    printf("%lu replies, %lu\n", replies, sum);
+    printf("%lu replies\n", replies);
     return replies == 0;
 }
 

@@ -3,9 +3,8 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use super::info;
-use super::netlink::{self, DUMP, HEADER_BYTES, REQUEST, u32_at};
-use crate::sample::Sample;
+use super::netlink::{self, HEADER_BYTES, REQUEST, u32_at};
+use super::raw::Reply;
 
 /// `SOCK_DIAG_BY_FAMILY`.
 pub(super) const BY_FAMILY: u16 = 20;
@@ -16,11 +15,11 @@ pub(super) const MESSAGE_BYTES: usize = HEADER_BYTES + REQUEST_BYTES;
 const REPLY_BYTES: usize = 72;
 
 /// Attributes of a reply; bit `number - 1` of a request asks for one.
-const INFO: u16 = 2;
+pub(super) const INFO: u16 = 2;
 const VEGASINFO: u16 = 3;
 const CONG: u16 = 4;
-const SKMEMINFO: u16 = 7;
-const BBRINFO: u16 = 16;
+pub(super) const SKMEMINFO: u16 = 7;
+pub(super) const BBRINFO: u16 = 16;
 
 const fn ask(attribute: u16) -> u8 {
     1 << (attribute - 1)
@@ -76,16 +75,13 @@ impl Watched {
     }
 }
 
-/// A request for the table of one address family: the open sockets, or the listening ones.
-pub(super) fn dump(family: i32, listening: bool, sequence: u32) -> Vec<u8> {
+/// What asks for the table of one address family: the open sockets, or the listening ones.
+pub(super) fn of_table(family: i32, listening: bool) -> [u8; REQUEST_BYTES] {
     let states = if listening { 1 << LISTEN } else { STATES_OPEN };
     let any: IpAddr =
         if family == libc::AF_INET { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
     let any = SocketAddr::new(any, 0);
-    let payload = request(&Ends { local: any, remote: any }, ask(CONG), states, 0, [0; 2]);
-    let mut bytes = Vec::new();
-    netlink::push(&mut bytes, BY_FAMILY, REQUEST | DUMP, sequence, &payload);
-    bytes
+    request(&Ends { local: any, remote: any }, ask(CONG), states, 0, [0; 2])
 }
 
 /// `struct inet_diag_req_v2`.
@@ -128,10 +124,6 @@ pub(super) fn found(payload: &[u8]) -> Option<Found> {
     };
     let local = SocketAddr::new(address(8)?, port(4));
     let remote = SocketAddr::new(address(24)?, port(6));
-    let named = |value: &[u8]| {
-        let end = value.iter().position(|byte| *byte == 0).unwrap_or(value.len());
-        String::from_utf8_lossy(&value[..end]).into_owned()
-    };
     let mut attributes = netlink::attributes(&payload[REPLY_BYTES..]);
     Some(Found {
         ends: Ends { local, remote },
@@ -140,23 +132,14 @@ pub(super) fn found(payload: &[u8]) -> Option<Found> {
         cookie: [u32_at(fixed, 44)?, u32_at(fixed, 48)?],
         uid: u32_at(fixed, 64)?,
         inode: u32_at(fixed, 68)?,
-        congestion: attributes.find(|(number, _)| *number == CONG).map(|(_, value)| named(value)),
+        congestion: attributes.find(|(number, _)| *number == CONG).map(|(_, value)| netlink::named(value)),
     })
 }
 
 /// The figures of a reply; `None` if it is too short.
-pub(super) fn sample(payload: &[u8], at_ns: u64) -> Option<Sample> {
-    let state = *payload.get(..REPLY_BYTES)?.get(1)?;
-    let mut sample = Sample { at_ns, state, ..Sample::default() };
-    for (number, value) in netlink::attributes(&payload[REPLY_BYTES..]) {
-        match number {
-            INFO => info::fill(value, &mut sample),
-            SKMEMINFO => info::fill_memory(value, &mut sample),
-            BBRINFO => info::fill_bbr(value, &mut sample),
-            _ => {}
-        }
-    }
-    Some(sample)
+pub(super) fn reply(payload: &[u8], at_ns: u64) -> Option<Reply<'_>> {
+    let (fixed, attributes) = payload.split_at_checked(REPLY_BYTES)?;
+    Some(Reply { at_ns, state: fixed[1], attributes })
 }
 
 #[cfg(test)]
@@ -188,7 +171,7 @@ mod tests {
             assert_eq!((socket.cookie, socket.interface, socket.state), ([5, 6], 3, ESTABLISHED));
             assert_eq!(socket.congestion.as_deref(), Some("bbr"));
             for length in 0..REPLY_BYTES {
-                assert_eq!((found(&bytes[..length]), sample(&bytes[..length], 0)), (None, None));
+                assert!(found(&bytes[..length]).is_none() && super::reply(&bytes[..length], 0).is_none());
             }
         }
     }

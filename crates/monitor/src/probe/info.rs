@@ -6,6 +6,8 @@ use crate::sample::{CaState, Sample};
 pub(super) const INFO_BYTES: usize = 248;
 /// `SK_MEMINFO_VARS` words.
 pub(super) const MEMORY_BYTES: usize = 9 * 4;
+/// The part of `struct tcp_bbr_info` that is read.
+pub(super) const BBR_BYTES: usize = 8;
 
 struct Words<'a>(&'a [u8]);
 

@@ -12,7 +12,6 @@ use super::sessions::Session;
 use crate::analysis::{Analyzer, FlowReport, Options};
 use crate::event::Side;
 use crate::model::{Evidence, Verdict, combined, judge, sampled};
-use crate::sample::Sample;
 use crate::{capture, packet::Packet};
 
 /// Most packets that one call reads: the caller samples sockets between calls.
@@ -39,7 +38,7 @@ impl Live {
         self.analyzer = Analyzer::new(Options { ports, ..Options::default() });
         for session in live() {
             let (local, remote) = (canonical(session.ends.local), canonical(session.ends.remote));
-            let Some(sample) = &session.latest else { continue };
+            let Some(sample) = session.latest() else { continue };
             for (from, to, scale) in
                 [(remote, local, sample.peer_window_scale), (local, remote, sample.receive_window_scale)]
             {
@@ -105,8 +104,7 @@ fn is_of(flow: &FlowReport, session: &Session) -> bool {
 
 /// What the last seconds of samples show.
 fn of_samples(session: &Session) -> Option<Evidence> {
-    let samples: Vec<Sample> = session.history.iter().chain(&session.latest).cloned().collect();
-    sampled(session.side, &samples, session.cpu)
+    sampled(session.side, &session.samples(), session.cpu)
 }
 
 /// The verdict of samples alone: of what iSCSI waits for it can only name candidates.

@@ -14,50 +14,57 @@ mod namespace;
 mod netlink;
 mod packets;
 mod process;
+mod raw;
 mod route;
 mod sessions;
 mod sys;
 pub mod tune;
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::time::Duration;
 
-use rustix::net::{RecvFlags, SendFlags};
+use rustix::net::SendFlags;
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::limits::{DUMP_BYTES_MAX, SOCKETS_MAX};
+use crate::limits::SOCKETS_MAX;
 use crate::sample::Sample;
 pub use diag::{ESTABLISHED, Ends, Found, LISTEN, Watched};
 pub use figures::Figures;
 pub use kernel::{KernelDisk, KernelSession};
 pub use live::{Live, judge_samples};
 pub use namespace::{NamespaceError, in_namespace};
+use netlink::{DUMP, Port, REQUEST};
 pub use packets::{PORTS_MAX, PacketProber};
 pub use process::{Owner, Processes, Usage};
+pub use raw::Reply;
 pub use route::{Route, RouteProber};
 pub use sessions::{Chosen, Session, Sessions};
 
 /// Requests of one datagram: their replies fit into the socket's default receive buffer.
 pub const REQUESTS_MAX: usize = sys::BATCH_MAX;
 const _: () = assert!(REQUESTS_MAX <= 64, "a word has a bit for each request of a datagram");
-/// Bytes of one part of a dump.
-const DUMP_PART_BYTES: usize = 64 << 10;
 const ENOENT: i32 = libc::ENOENT;
 const ESTALE: i32 = libc::ESTALE;
 
 /// What became of the request for one socket.
-#[derive(Clone, Debug, PartialEq)]
-#[expect(
-    clippy::large_enum_variant,
-    reason = "outcomes lie in one vector that is used again: no allocation each"
-)]
-pub enum Outcome {
-    Sampled(Sample),
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome<R> {
+    Sampled(R),
     /// The socket exists no more.
     Gone,
     /// The kernel did not answer, or refused: this sample is lost, the next one may come.
     Missed,
+}
+
+impl<R> Outcome<R> {
+    pub fn map<T>(self, read: impl FnOnce(R) -> T) -> Outcome<T> {
+        match self {
+            Self::Sampled(reply) => Outcome::Sampled(read(reply)),
+            Self::Gone => Outcome::Gone,
+            Self::Missed => Outcome::Missed,
+        }
+    }
 }
 
 /// Nanoseconds of the monotonic clock: the clock of every [`Sample`].
@@ -69,8 +76,7 @@ pub fn now_ns() -> u64 {
 /// Asks one network namespace's kernel for its TCP sockets. Needs no rights.
 #[derive(Debug)]
 pub struct Prober {
-    socket: OwnedFd,
-    sequence: u32,
+    port: Port,
     requests: Vec<u8>,
     replies: sys::Batch,
 }
@@ -79,62 +85,44 @@ impl Prober {
     /// A prober of the calling thread's network namespace. Fails without `NETLINK_SOCK_DIAG` (module `inet_diag`), or
     /// where a sandbox forbids netlink.
     pub fn new() -> io::Result<Self> {
-        let socket = sys::netlink(Some(rustix::net::netlink::SOCK_DIAG))?;
         let requests = Vec::with_capacity(REQUESTS_MAX * diag::MESSAGE_BYTES);
-        Ok(Self { socket, sequence: 1, requests, replies: sys::Batch::new() })
+        Ok(Self { port: Port::new(netlink::DIAG)?, requests, replies: sys::Batch::new() })
     }
 
     /// The open TCP sockets of both address families, at most [`SOCKETS_MAX`]; with `listening` those that listen.
     pub fn table(&mut self, listening: bool) -> io::Result<Vec<Found>> {
         let mut all = Vec::new();
         for family in [libc::AF_INET, libc::AF_INET6] {
-            self.sequence = self.sequence.wrapping_add(1);
-            let request = diag::dump(family, listening, self.sequence);
-            rustix::net::send(&self.socket, &request, SendFlags::empty())?;
-            self.read_dump(&mut all)?;
+            let payload = diag::of_table(family, listening);
+            let asked = self.port.ask(diag::BY_FAMILY, REQUEST | DUMP, &payload, |message| {
+                if all.len() < SOCKETS_MAX {
+                    all.extend(diag::found(message.payload));
+                }
+            });
+            // Without IPv6 there is no table of it.
+            asked.or_else(|error| if error.raw_os_error() == Some(ENOENT) { Ok(()) } else { Err(error) })?;
         }
         Ok(all)
     }
 
-    fn read_dump(&self, all: &mut Vec<Found>) -> io::Result<()> {
-        let mut buffer = vec![0; DUMP_PART_BYTES];
-        let mut read = 0;
-        while read < DUMP_BYTES_MAX {
-            let (length, _) = rustix::net::recv(&self.socket, &mut buffer[..], RecvFlags::empty())?;
-            read += length.max(1);
-            for message in netlink::messages(&buffer[..length]) {
-                if message.sequence != self.sequence {
-                    continue;
-                }
-                if message.is_done() {
-                    return Ok(());
-                }
-                match message.error() {
-                    // Without IPv6 there is no table of it.
-                    Some(ENOENT) => return Ok(()),
-                    Some(error) => return Err(io::Error::from_raw_os_error(error)),
-                    None if all.len() < SOCKETS_MAX => all.extend(diag::found(message.payload)),
-                    None => {}
-                }
-            }
-        }
-        Ok(())
-    }
-
     /// Asks for one sample of each socket. Calls `on` once for each, with its place among `sockets`. An error is one of the
     /// netlink socket; sockets that `on` has not been called for are then unknown.
-    pub fn sample(&mut self, sockets: &[Watched], mut on: impl FnMut(usize, Outcome)) -> io::Result<()> {
+    pub fn sample(
+        &mut self,
+        sockets: &[Watched],
+        mut on: impl FnMut(usize, Outcome<Reply<'_>>),
+    ) -> io::Result<()> {
         for (start, batch) in (0..).step_by(REQUESTS_MAX).zip(sockets.chunks(REQUESTS_MAX)) {
-            let first = self.sequence.wrapping_add(1);
+            let first = self.port.sequence.wrapping_add(1);
             self.requests.clear();
             for (number, socket) in (0..).zip(batch) {
                 let at = self.requests.len();
                 self.requests.extend_from_slice(&socket.message);
                 let sequence: u32 = first.wrapping_add(number);
                 self.requests[at + 8..at + 12].copy_from_slice(&sequence.to_ne_bytes());
-                self.sequence = sequence;
+                self.port.sequence = sequence;
             }
-            rustix::net::send(&self.socket, &self.requests, SendFlags::empty())?;
+            rustix::net::send(&self.port.socket, &self.requests, SendFlags::empty())?;
             self.collect(first, batch.len(), now_ns(), &mut |index, outcome| on(start + index, outcome))?;
         }
         Ok(())
@@ -146,12 +134,12 @@ impl Prober {
         first: u32,
         count: usize,
         at_ns: u64,
-        on: &mut impl FnMut(usize, Outcome),
+        on: &mut impl FnMut(usize, Outcome<Reply<'_>>),
     ) -> io::Result<()> {
         let mut answered: u64 = 0;
         let mut left = count;
         while left > 0 {
-            let received = match self.replies.receive(&self.socket, left) {
+            let received = match self.replies.receive(&self.port.socket, left) {
                 Ok(0) => break,
                 Ok(received) => received,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
@@ -174,12 +162,12 @@ impl Prober {
     }
 }
 
-fn outcome(message: &netlink::Message<'_>, at_ns: u64) -> Outcome {
+fn outcome<'a>(message: &netlink::Message<'a>, at_ns: u64) -> Outcome<Reply<'a>> {
     match message.error() {
         Some(ENOENT | ESTALE) => Outcome::Gone,
         Some(_) => Outcome::Missed,
-        None => match diag::sample(message.payload, at_ns) {
-            Some(sample) if message.kind == diag::BY_FAMILY => Outcome::Sampled(sample),
+        None => match diag::reply(message.payload, at_ns) {
+            Some(reply) if message.kind == diag::BY_FAMILY => Outcome::Sampled(reply),
             _ => Outcome::Missed,
         },
     }
@@ -202,7 +190,11 @@ pub fn own(socket: impl AsFd) -> io::Result<Sample> {
 #[doc(hidden)]
 pub fn fuzz_replies(bytes: &[u8]) {
     for message in netlink::messages(bytes) {
-        let _ = (outcome(&message, 1), diag::found(message.payload), route::parse(message.payload));
+        let _ = (
+            outcome(&message, 1).map(|reply| reply.sample()),
+            diag::found(message.payload),
+            route::parse(message.payload),
+        );
     }
 }
 
@@ -229,9 +221,12 @@ mod tests {
     }
 
     /// The outcome of each socket, which must come once.
-    fn outcomes(prober: &mut Prober, sockets: &[Watched]) -> Vec<Outcome> {
+    fn outcomes(prober: &mut Prober, sockets: &[Watched]) -> Vec<Outcome<Sample>> {
         let mut found = vec![None; sockets.len()];
-        prober.sample(sockets, |index, outcome| assert!(found[index].replace(outcome).is_none())).unwrap();
+        let on = |index: usize, outcome: Outcome<Reply<'_>>| {
+            assert!(found[index].replace(outcome.map(|reply| reply.sample())).is_none());
+        };
+        prober.sample(sockets, on).unwrap();
         found.into_iter().map(Option::unwrap).collect()
     }
 
@@ -269,7 +264,7 @@ mod tests {
             })
             .collect();
         let all = outcomes(&mut prober, &watched);
-        let sent = |outcome: &Outcome| match outcome {
+        let sent = |outcome: &Outcome<Sample>| match outcome {
             Outcome::Sampled(sample) => sample.bytes_sent,
             _ => None,
         };
@@ -290,7 +285,7 @@ mod tests {
             let mut bytes = Vec::new();
             netlink::push(&mut bytes, kind, 0, 1, payload);
             let message = netlink::messages(&bytes).next().unwrap();
-            outcome(&message, 5)
+            outcome(&message, 5).map(|reply| reply.sample())
         };
         let error = |number: i32| (-number).to_ne_bytes();
         assert_eq!(message(2, &error(libc::ENOENT)), Outcome::Gone);

@@ -1,5 +1,20 @@
 //! Netlink messages: headers, attributes, errors (include/uapi/linux/netlink.h).
 
+use std::io;
+use std::os::fd::OwnedFd;
+
+use rustix::net::netlink::SOCK_DIAG;
+use rustix::net::{Protocol, RecvFlags, SendFlags};
+
+use super::sys;
+use crate::limits::DUMP_BYTES_MAX;
+
+/// Protocols: sockets; routes and queues, which have the number 0.
+pub(super) const DIAG: Option<Protocol> = Some(SOCK_DIAG);
+pub(super) const ROUTES: Option<Protocol> = None;
+/// Bytes of one part of a dump.
+const PART_BYTES: usize = 64 << 10;
+
 pub(super) const HEADER_BYTES: usize = 16;
 pub(super) const REQUEST: u16 = 1;
 /// `NLM_F_ROOT | NLM_F_MATCH`.
@@ -8,6 +23,63 @@ const ERROR: u16 = 2;
 const DONE: u16 = 3;
 /// `NLA_F_NESTED | NLA_F_NET_BYTEORDER`: bits of an attribute's type that are no part of its number.
 const TYPE_FLAGS: u16 = 0xc000;
+
+/// A socket for questions to the kernel. Each has its number, so that answers to earlier ones are passed over.
+#[derive(Debug)]
+pub(super) struct Port {
+    pub(super) socket: OwnedFd,
+    /// Of the last question.
+    pub(super) sequence: u32,
+    part: Vec<u8>,
+}
+
+impl Port {
+    pub(super) fn new(protocol: Option<Protocol>) -> io::Result<Self> {
+        Ok(Self { socket: sys::netlink(protocol)?, sequence: 0, part: Vec::new() })
+    }
+
+    /// Asks, and passes on each message of the answer: all of a dump, else the first. An error is also one of the kernel.
+    pub(super) fn ask(
+        &mut self,
+        kind: u16,
+        flags: u16,
+        payload: &[u8],
+        mut on: impl FnMut(Message<'_>),
+    ) -> io::Result<()> {
+        self.sequence = self.sequence.wrapping_add(1);
+        let mut request = Vec::new();
+        push(&mut request, kind, flags, self.sequence, payload);
+        rustix::net::send(&self.socket, &request, SendFlags::empty())?;
+        self.part.resize(PART_BYTES, 0);
+        let mut read = 0;
+        while read < DUMP_BYTES_MAX {
+            let (length, _) = rustix::net::recv(&self.socket, &mut self.part[..], RecvFlags::empty())?;
+            read += length.max(1);
+            for message in messages(&self.part[..length]) {
+                if message.sequence != self.sequence {
+                    continue;
+                }
+                if message.is_done() {
+                    return Ok(());
+                }
+                if let Some(error) = message.error() {
+                    return Err(io::Error::from_raw_os_error(error));
+                }
+                on(message);
+                if flags & DUMP == 0 {
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The text of an attribute, up to its first zero.
+pub(super) fn named(value: &[u8]) -> String {
+    let end = value.iter().position(|byte| *byte == 0).unwrap_or(value.len());
+    String::from_utf8_lossy(&value[..end]).into_owned()
+}
 
 /// One message of a datagram from the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,13 +2,8 @@
 
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::OwnedFd;
 
-use rustix::net::{RecvFlags, SendFlags};
-
-use super::netlink::{self, DUMP, REQUEST, u32_at};
-use super::sys;
-use crate::limits::DUMP_BYTES_MAX;
+use super::netlink::{self, DUMP, Port, REQUEST, u32_at};
 
 /// Messages and attributes of include/uapi/linux/rtnetlink.h.
 const NEWROUTE: u16 = 24;
@@ -24,7 +19,6 @@ const TCA_STATS_QUEUE: u16 = 3;
 const ROOT: u32 = u32::MAX;
 const ROUTE_BYTES: usize = 12;
 const QUEUE_BYTES: usize = 20;
-const PART_BYTES: usize = 32 << 10;
 
 /// The queue that packets to an address pass through.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,17 +34,16 @@ pub struct Route {
 /// Asks one network namespace for routes and queues. Needs no rights.
 #[derive(Debug)]
 pub struct RouteProber {
-    socket: OwnedFd,
-    sequence: u32,
+    port: Port,
 }
 
 impl RouteProber {
     /// A prober of the calling thread's network namespace.
     pub fn new() -> io::Result<Self> {
-        Ok(Self { socket: sys::netlink(None)?, sequence: 0 })
+        Ok(Self { port: Port::new(netlink::ROUTES)? })
     }
 
-    /// The interface that packets to `remote` leave by; `None` without a route.
+    /// The interface that packets to `remote` leave by; `None` without an interface. Fails without a route.
     pub fn interface(&mut self, remote: IpAddr) -> io::Result<Option<u32>> {
         let mut payload = vec![0; ROUTE_BYTES];
         let (family, address) = match remote {
@@ -63,9 +56,9 @@ impl RouteProber {
         payload.extend(RTA_DST.to_ne_bytes());
         payload.extend(address);
         let mut found = None;
-        self.ask(GETROUTE, REQUEST, &payload, |kind, payload| {
-            if kind == NEWROUTE {
-                found = interface(payload);
+        self.port.ask(GETROUTE, REQUEST, &payload, |message| {
+            if message.kind == NEWROUTE {
+                found = interface(message.payload);
             }
         })?;
         Ok(found)
@@ -74,44 +67,11 @@ impl RouteProber {
     /// The outermost queue of an interface.
     pub fn queue(&mut self, interface: u32) -> io::Result<Option<Route>> {
         let mut found = None;
-        self.ask(GETQDISC, REQUEST | DUMP, &[0; QUEUE_BYTES], |kind, payload| {
-            let queue = (kind == NEWQDISC).then(|| parse(payload)).flatten();
+        self.port.ask(GETQDISC, REQUEST | DUMP, &[0; QUEUE_BYTES], |message| {
+            let queue = (message.kind == NEWQDISC).then(|| parse(message.payload)).flatten();
             found = found.take().or(queue.filter(|queue| queue.interface == interface));
         })?;
         Ok(found)
-    }
-
-    /// Sends a request and passes on each answer. An error of the kernel ends without answers.
-    fn ask(
-        &mut self,
-        kind: u16,
-        flags: u16,
-        payload: &[u8],
-        mut on: impl FnMut(u16, &[u8]),
-    ) -> io::Result<()> {
-        self.sequence = self.sequence.wrapping_add(1);
-        let mut request = Vec::new();
-        netlink::push(&mut request, kind, flags, self.sequence, payload);
-        rustix::net::send(&self.socket, &request, SendFlags::empty())?;
-        let mut buffer = vec![0; PART_BYTES];
-        let mut read = 0;
-        while read < DUMP_BYTES_MAX {
-            let (length, _) = rustix::net::recv(&self.socket, &mut buffer[..], RecvFlags::empty())?;
-            read += length.max(1);
-            for message in netlink::messages(&buffer[..length]) {
-                if message.sequence != self.sequence {
-                    continue;
-                }
-                if message.is_done() || message.error().is_some() {
-                    return Ok(());
-                }
-                on(message.kind, message.payload);
-                if flags & DUMP == 0 {
-                    return Ok(());
-                }
-            }
-        }
-        Ok(())
     }
 }
 
@@ -131,10 +91,7 @@ pub(super) fn parse(payload: &[u8]) -> Option<Route> {
     let mut counted = false;
     for (number, value) in netlink::attributes(payload.get(QUEUE_BYTES..)?) {
         match number {
-            TCA_KIND => {
-                let end = value.iter().position(|byte| *byte == 0).unwrap_or(value.len());
-                route.queue = String::from_utf8_lossy(&value[..end]).into_owned();
-            }
+            TCA_KIND => route.queue = netlink::named(value),
             TCA_STATS2 => {
                 // `struct gnet_stats_queue`: packets, bytes, drops, requeues, overlimits.
                 let queue = netlink::attributes(value).find(|(number, _)| *number == TCA_STATS_QUEUE);

@@ -3,16 +3,17 @@
 //! Driven by its caller: [`Sessions::refresh`] about once a second looks for connections that came, and at processes,
 //! kernel sessions and queues; [`Sessions::sample`] as often as samples are wanted.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
 
 use super::kernel::{self, KernelSession};
+use super::raw::{History, Raw, Reply};
 use super::{Ends, Found, NamespaceError, Outcome, Owner, Prober, Processes, Route, RouteProber};
 use super::{PacketProber, Usage, Watched, in_namespace};
 use crate::event::Side;
-use crate::limits::{HISTORY_MAX, HISTORY_NS, WATCHED_MAX};
+use crate::limits::WATCHED_MAX;
 use crate::model::Cpu;
 use crate::sample::Sample;
 
@@ -24,6 +25,8 @@ const SYS: &str = "/sys";
 const QEMU: &str = "qemu-";
 /// Searches for the owner of a socket that no process shows: those of other users never will.
 const OWNER_SEARCHES_MAX: u32 = 3;
+/// Searches for connections of which one looks at the processes although no socket came.
+const LOOKS_EACH: u32 = 5;
 
 /// Which connections are watched.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,12 +55,11 @@ pub struct Session {
     pub cpu: Option<Cpu>,
     /// Where the owner's busiest thread sleeps.
     pub sleeps_in: Option<String>,
-    pub latest: Option<Sample>,
-    /// Earlier samples, [`HISTORY_NS`] apart, the newest at the end; at most [`HISTORY_MAX`].
-    pub history: VecDeque<Sample>,
     /// Samples that the kernel did not deliver.
     pub missed: u64,
     pub ended: bool,
+    latest: Option<Raw>,
+    history: History,
     inode: u32,
     cookie: [u32; 2],
     owner_searches: u32,
@@ -76,7 +78,7 @@ impl Session {
             cpu: None,
             sleeps_in: None,
             latest: None,
-            history: VecDeque::with_capacity(HISTORY_MAX),
+            history: History::default(),
             missed: 0,
             ended: false,
             inode: found.inode,
@@ -85,29 +87,55 @@ impl Session {
         }
     }
 
-    /// The sample before the last `period_ns`, or the earliest that is kept; `None` before the second one.
-    pub fn before(&self, period_ns: u64) -> Option<&Sample> {
-        let since = self.latest.as_ref()?.at_ns.saturating_sub(period_ns);
-        let later = self.history.partition_point(|sample| sample.at_ns <= since);
-        self.history.get(later.saturating_sub(1))
+    /// The last sample.
+    pub fn latest(&self) -> Option<Sample> {
+        self.latest.as_ref().map(Raw::sample)
     }
 
-    fn add(&mut self, mut sample: Sample) {
+    /// Whether there is a sample.
+    pub fn is_sampled(&self) -> bool {
+        self.latest.is_some()
+    }
+
+    /// The samples that are kept, in the order of time: [`HISTORY_NS`](crate::limits::HISTORY_NS) apart, and the last one.
+    pub fn samples(&self) -> Vec<Sample> {
+        let mut samples = Vec::new();
+        self.history.each(|raw| {
+            samples.push(raw.sample());
+            true
+        });
+        samples.extend(self.latest());
+        samples
+    }
+
+    /// The sample before the last `period_ns`, or the earliest that is kept; `None` before the second one.
+    pub fn before(&self, period_ns: u64) -> Option<Sample> {
+        let since = self.latest.as_ref()?.at_ns().saturating_sub(period_ns);
+        let mut found = None;
+        self.history.each(|raw| {
+            let is_sought = found.is_none() || raw.at_ns() <= since;
+            if is_sought {
+                found = Some(raw.clone());
+            }
+            is_sought
+        });
+        found.as_ref().map(Raw::sample)
+    }
+
+    fn add(&mut self, reply: &Reply<'_>) {
+        let latest = match &mut self.latest {
+            None => self.latest.insert(reply.keep()),
+            Some(latest) => {
+                self.history.offer(latest);
+                reply.keep_in(latest);
+                latest
+            }
+        };
         if let Some(kernel) = &mut self.kernel {
             kernel::observe(kernel, Path::new(SYS));
         }
-        sample.device_drops = self.route.as_ref().map(|route| route.drops);
-        sample.outstanding = self.kernel.as_ref().and_then(KernelSession::outstanding);
-        if let Some(latest) = self.latest.replace(sample) {
-            let due =
-                self.history.back().is_none_or(|kept| latest.at_ns >= kept.at_ns.saturating_add(HISTORY_NS));
-            if due {
-                if self.history.len() == HISTORY_MAX {
-                    self.history.pop_front();
-                }
-                self.history.push_back(latest);
-            }
-        }
+        let outstanding = self.kernel.as_ref().and_then(KernelSession::outstanding);
+        latest.set_beside(outstanding, self.route.as_ref().map(|route| route.drops));
     }
 }
 
@@ -125,6 +153,9 @@ pub struct Sessions {
     watched: Vec<Watched>,
     places: Vec<usize>,
     id_next: u32,
+    /// Sockets that were not chosen, by cookie and inode; and how often the table was read.
+    others: HashSet<([u32; 2], u32)>,
+    looked: u32,
     /// Connections beyond [`WATCHED_MAX`], which are not watched.
     pub left_out: usize,
     /// Packets of the same namespace; taken by who follows them.
@@ -149,6 +180,8 @@ impl Sessions {
             watched: Vec::new(),
             places: Vec::new(),
             id_next: 1,
+            others: HashSet::new(),
+            looked: 0,
             left_out: 0,
             packets: Some(packets),
         })
@@ -185,12 +218,21 @@ impl Sessions {
 
     fn discover(&mut self) -> io::Result<()> {
         let table = self.prober.table(false)?;
-        let inodes = self.inodes();
         let known: HashSet<[u32; 2]> = self.live().map(|session| session.cookie).collect();
-        let fresh: Vec<Found> = table
-            .into_iter()
-            .filter(|found| is_chosen(&self.chosen, found, &inodes) && !known.contains(&found.cookie))
-            .collect();
+        let unknown = table.into_iter().filter(|found| !known.contains(&found.cookie));
+        let mut fresh: Vec<Found> = unknown.collect();
+        // Whose sockets those are that were there before is asked again only now and then.
+        let others: HashSet<_> = fresh.iter().map(|found| (found.cookie, found.inode)).collect();
+        self.looked = self.looked.wrapping_add(1);
+        if others.is_subset(&self.others) && self.looked % LOOKS_EACH != 0 {
+            return Ok(());
+        }
+        let inodes = self.inodes();
+        fresh.retain(|found| is_chosen(&self.chosen, found, &inodes));
+        self.others = others;
+        for found in &fresh {
+            self.others.remove(&(found.cookie, found.inode));
+        }
         if fresh.is_empty() {
             return Ok(());
         }
@@ -290,18 +332,16 @@ impl Sessions {
         }
     }
 
-    /// Takes one sample of each connection. Calls `on` for each, with the session as it is after.
-    pub fn sample(&mut self, mut on: impl FnMut(&Session, &Sample)) -> io::Result<()> {
+    /// Takes one sample of each connection. Calls `on` for each, with the session as it is after and the sample's time.
+    pub fn sample(&mut self, mut on: impl FnMut(&Session, u64)) -> io::Result<()> {
         let (sessions, places) = (&mut self.sessions, &self.places);
         let mut ended = false;
         let result = self.prober.sample(&self.watched, |index, outcome| {
             let Some(session) = places.get(index).and_then(|place| sessions.get_mut(*place)) else { return };
             match outcome {
-                Outcome::Sampled(sample) => {
-                    session.add(sample);
-                    if let Some(sample) = &session.latest {
-                        on(session, sample);
-                    }
+                Outcome::Sampled(reply) => {
+                    session.add(&reply);
+                    on(session, reply.at_ns);
                 }
                 Outcome::Missed => session.missed = session.missed.saturating_add(1),
                 Outcome::Gone => {
@@ -416,9 +456,9 @@ mod tests {
         assert_eq!(ours.count(), 2, "both ends are on this machine");
         near.write_all(&[0; 5000]).unwrap();
         let mut seen = Vec::new();
-        let mut see = |session: &Session, sample: &Sample| {
+        let mut see = |session: &Session, _| {
             if is_ours(&session.ends) {
-                seen.push((session.id, sample.bytes_sent.unwrap()));
+                seen.push((session.id, session.latest().unwrap().bytes_sent.unwrap()));
             }
         };
         sessions.sample(&mut see).unwrap();

@@ -1,14 +1,14 @@
 //! Samples the connections at their times, and keeps what the views show. One thread: a view calls [`Engine::step`] and
 //! sleeps no longer than [`Engine::pause`].
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use monitor::Verdict;
 use monitor::probe::{Figures, Live, Session, Sessions, judge_samples, now_ns};
 use monitor::record::{Flow, RecordError, Writer};
-use monitor::{Sample, Verdict};
 
 use crate::error::Failure;
 
@@ -53,6 +53,8 @@ pub(super) struct Engine {
     sample_next_ns: u64,
     refresh_next_ns: u64,
     seen_any: bool,
+    /// Whether [`Kept::points`] are wanted.
+    keeps_points: bool,
     packets: Packets,
     /// End of the period that the next verdicts are of; `None` before the first connection.
     period_ends_ns: Option<u64>,
@@ -83,6 +85,7 @@ impl Engine {
             sample_next_ns: started_ns,
             refresh_next_ns: started_ns,
             seen_any: false,
+            keeps_points: false,
             packets,
             period_ends_ns: None,
         }
@@ -100,6 +103,11 @@ impl Engine {
         })?;
         self.recorder = Some(Recorder { path: path.to_owned(), writer });
         Ok(())
+    }
+
+    /// Keeps figures of the last minutes for charts and for [`Tuning`](super::tune::Tuning).
+    pub(super) fn keep_points(&mut self) {
+        self.keeps_points = true;
     }
 
     pub(super) fn has_seen_any(&self) -> bool {
@@ -121,19 +129,25 @@ impl Engine {
 
     /// How long nothing is to do.
     pub(super) fn pause(&self) -> Duration {
-        let next = self.sample_next_ns.min(self.refresh_next_ns);
+        let is_watching = self.sessions.all().iter().any(|session| !session.ended);
+        let next = if is_watching { self.sample_next_ns } else { self.refresh_next_ns };
         Duration::from_nanos(next.saturating_sub(now_ns()))
+    }
+
+    /// Whether what is to happen at a moment happens with the present sample, so that nothing wakes up in between.
+    pub(super) fn is_due(&self, at_ns: u64) -> bool {
+        now_ns().saturating_add(self.interval_ns / 2) >= at_ns
     }
 
     /// Does what is due.
     pub(super) fn step(&mut self) -> Result<(), Failure> {
         let failed = |error: std::io::Error| Failure::failed("ask for", "the kernel's sockets", error);
         let now = now_ns();
-        if now >= self.refresh_next_ns {
+        if self.is_due(self.refresh_next_ns) {
             self.sessions.refresh(now).map_err(failed)?;
             self.record_slow(now)?;
             self.judge(now).map_err(failed)?;
-            self.refresh_next_ns = now.saturating_add(REFRESH_NS);
+            self.refresh_next_ns = self.refresh_next_ns.saturating_add(REFRESH_NS).max(now);
         }
         if let (Packets::Seen(live), Some(_)) = (&mut self.packets, self.period_ends_ns) {
             live.read().map_err(failed)?;
@@ -141,13 +155,18 @@ impl Engine {
         if now >= self.sample_next_ns {
             let mut written = Ok(());
             let (recorder, kept) = (&mut self.recorder, &mut self.kept);
-            let (started_ns, seen_any) = (self.started_ns, &mut self.seen_any);
-            let sampled = self.sessions.sample(|session, sample| {
+            let (started_ns, keeps_points) = (self.started_ns, self.keeps_points);
+            let seen_any = &mut self.seen_any;
+            let sampled = self.sessions.sample(|session, at_ns| {
                 *seen_any = true;
-                if let (Some(recorder), Ok(())) = (&mut *recorder, &written) {
-                    written = recorder.writer.sample(session.id, &flow(session), sample);
+                if let (Some(recorder), Ok(())) = (&mut *recorder, &written)
+                    && let Some(sample) = session.latest()
+                {
+                    written = recorder.writer.sample(session.id, &flow(session), &sample);
                 }
-                kept.entry(session.id).or_default().add(session, sample, started_ns);
+                if keeps_points {
+                    kept.entry(session.id).or_default().add(session, at_ns, started_ns);
+                }
             });
             sampled.map_err(failed)?;
             if let (Some(recorder), Err(error)) = (&self.recorder, written) {
@@ -164,7 +183,7 @@ impl Engine {
     fn judge(&mut self, now: u64) -> std::io::Result<()> {
         let sessions = self.sessions.all();
         let begins = self.period_ends_ns.is_none();
-        if begins && sessions.iter().all(|session| session.latest.is_none())
+        if begins && sessions.iter().all(|session| !session.is_sampled())
             || self.period_ends_ns.is_some_and(|end| now < end)
         {
             return Ok(());
@@ -213,23 +232,25 @@ impl Engine {
 
     /// Forgets connections that have ended.
     pub(super) fn forget_ended(&mut self) {
-        self.sessions.forget_ended();
-        let live: Vec<u32> = self.sessions.all().iter().map(|session| session.id).collect();
-        self.kept.retain(|id, _| live.contains(id));
+        if self.sessions.all().iter().any(|session| session.ended) {
+            self.sessions.forget_ended();
+            let live: HashSet<u32> = self.sessions.all().iter().map(|session| session.id).collect();
+            self.kept.retain(|id, _| live.contains(id));
+        }
     }
 }
 
 impl Kept {
-    fn add(&mut self, session: &Session, sample: &Sample, started_ns: u64) {
-        if sample.at_ns < self.point_next_ns {
+    fn add(&mut self, session: &Session, at_ns: u64, started_ns: u64) {
+        if at_ns < self.point_next_ns {
             return;
         }
-        self.point_next_ns = sample.at_ns.saturating_add(POINT_NS);
+        self.point_next_ns = at_ns.saturating_add(POINT_NS);
         let Some(figures) = figures_over(session, POINT_NS) else { return };
         if self.points.len() == POINTS_MAX {
             self.points.pop_front();
         }
-        let seconds = sample.at_ns.saturating_sub(started_ns) as f64 / 1e9;
+        let seconds = at_ns.saturating_sub(started_ns) as f64 / 1e9;
         self.points.push_back((seconds, figures));
     }
 }
@@ -240,7 +261,7 @@ pub(super) fn figures(session: &Session) -> Option<Figures> {
 }
 
 fn figures_over(session: &Session, period_ns: u64) -> Option<Figures> {
-    Some(Figures::of(session.before(period_ns)?, session.latest.as_ref()?))
+    Some(Figures::of(&session.before(period_ns)?, &session.latest()?))
 }
 
 fn flow(session: &Session) -> Flow {

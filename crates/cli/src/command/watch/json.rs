@@ -14,13 +14,13 @@ use crate::units::rounded;
 pub(super) fn print(engine: &Engine) {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
     for session in engine.sessions.all() {
-        let Some(sample) = &session.latest else { continue };
+        let Some(sample) = session.latest() else { continue };
         let verdict = engine.kept(session).and_then(|kept| kept.verdict.as_ref());
         output::json(&json!({
             "schema": output::SCHEMA,
             "time_unix_s": now,
             "session": about(session),
-            "sample": sampled(sample),
+            "sample": sampled(&sample),
             "rates": rates(&figures(session).unwrap_or_default()),
             "cpu": session.cpu.map(|cpu| json!({
                 "busiest_thread": rounded(cpu.busiest_thread),

@@ -1,9 +1,9 @@
 //! `watch` without a terminal: a line for each connection and interval, and at the end a verdict for each.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use monitor::event::Side;
-use monitor::probe::{Figures, Session};
+use monitor::probe::{Figures, Session, now_ns};
 
 use super::Args;
 use super::engine::{Engine, figures};
@@ -22,9 +22,12 @@ pub(super) fn run(
     engine: &mut Engine,
     tuning: &mut Option<Tuning>,
 ) -> Result<(), Failure> {
-    let mut line_next = Instant::now() + args.interval;
+    let interval_ns = u64::try_from(args.interval.as_nanos()).unwrap_or(u64::MAX);
+    let mut line_next = engine.started_ns.saturating_add(interval_ns);
     let mut has_remarked = false;
-    while !context.stop.is_requested() && args.limit.is_none_or(|limit| engine.elapsed() < limit) {
+    let left =
+        |engine: &Engine| args.limit.map_or(Duration::MAX, |limit| limit.saturating_sub(engine.elapsed()));
+    while !context.stop.is_requested() && !left(engine).is_zero() {
         engine.step()?;
         if let Some(tuning) = tuning {
             tuning.step(context, engine);
@@ -32,18 +35,16 @@ pub(super) fn run(
         if engine.sessions.all().is_empty() && !std::mem::replace(&mut has_remarked, true) {
             context.remark("no connection to watch yet");
         }
-        let now = Instant::now();
-        if now >= line_next {
+        if engine.is_due(line_next) {
             print(context, args, engine);
             // Each connection's end is printed once.
             engine.forget_ended();
-            line_next = (line_next + args.interval).max(now);
+            line_next = line_next.saturating_add(interval_ns).max(now_ns());
         }
-        let until_line = line_next.saturating_duration_since(Instant::now());
-        std::thread::sleep(engine.pause().min(until_line).min(SLEEP_MAX));
+        std::thread::sleep(engine.pause().min(SLEEP_MAX).min(left(engine)));
     }
     // The last interval ends with the command.
-    if args.limit.is_some() && line_next.saturating_duration_since(Instant::now()) < args.interval / 2 {
+    if args.limit.is_some() && line_next.saturating_sub(now_ns()) < interval_ns / 2 {
         print(context, args, engine);
     }
     if !args.json {

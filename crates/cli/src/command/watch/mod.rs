@@ -111,7 +111,11 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     }
     let mut tuning = args.tune.then(|| tune::Tuning::new(args.keep));
     let orderly = context.stop.orderly();
-    let result = if !args.json && output::is_terminal() {
+    let has_screen = !args.json && output::is_terminal();
+    if has_screen || args.tune {
+        engine.keep_points();
+    }
+    let result = if has_screen {
         screen::run(context, args, &mut engine, &mut tuning)
     } else {
         lines::run(context, args, &mut engine, &mut tuning)

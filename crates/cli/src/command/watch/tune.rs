@@ -1,6 +1,7 @@
 //! `watch --tune`: larger send buffers for connections that they limit, until the end.
 
 use std::collections::HashSet;
+use std::time::Duration;
 
 use monitor::probe::tune::{self, TuneError, Tuned, in_flight_possible, wanted_bytes};
 use monitor::probe::{Figures, Session};
@@ -13,6 +14,8 @@ use crate::units;
 
 /// Time of observation before anything is changed.
 const LOOK_S: f64 = 2.0;
+/// Between two looks.
+const LOOK_EACH: Duration = Duration::from_millis(200);
 /// Part of the buffer that the queue of a sender takes if the buffer stops it: data of a full queue counts less than its
 /// cap, by the kernel's overhead (measured: 0.67 to 0.85).
 const FULL_SHARE: f64 = 0.6;
@@ -26,6 +29,8 @@ const FULL_SAMPLES: f64 = 0.5;
 pub(super) struct Tuning {
     keep: bool,
     done: Vec<Done>,
+    /// Next look at the connections.
+    look_next: Duration,
     /// Connections that were tuned or refused.
     tried: HashSet<u32>,
     /// What was done, for the views.
@@ -39,11 +44,22 @@ struct Done {
 
 impl Tuning {
     pub(super) fn new(keep: bool) -> Self {
-        Self { keep, done: Vec::new(), tried: HashSet::new(), messages: Vec::new() }
+        Self {
+            keep,
+            done: Vec::new(),
+            look_next: Duration::ZERO,
+            tried: HashSet::new(),
+            messages: Vec::new(),
+        }
     }
 
     /// Tunes the connections that have been observed long enough and whose send buffer limits them.
     pub(super) fn step(&mut self, context: &Context, engine: &Engine) {
+        let elapsed = engine.elapsed();
+        if elapsed < self.look_next {
+            return;
+        }
+        self.look_next = elapsed + LOOK_EACH;
         for session in engine.sessions.all() {
             if !session.ended && !self.tried.contains(&session.id) && limits(engine, session) {
                 self.tried.insert(session.id);
@@ -119,8 +135,9 @@ fn limits(engine: &Engine, session: &Session) -> bool {
     {
         return verdict.limit == Cause::SendBuffer || verdict.also == Some(Cause::SendBuffer);
     }
-    let full = session.history.iter().filter(|sample| is_full(sample));
-    full.count() as f64 >= FULL_SAMPLES * session.history.len() as f64
+    let samples = session.samples();
+    let full = samples.iter().filter(|sample| is_full(sample));
+    full.count() as f64 >= FULL_SAMPLES * samples.len() as f64
 }
 
 /// The queue has reached its cap, nearly all of it is in flight, and neither window would stop more.
@@ -137,7 +154,7 @@ fn is_full(sample: &Sample) -> bool {
 
 /// The buffer for what the path may hold: the rate that is expected without the limit, or what windows permit.
 fn wanted(engine: &Engine, session: &Session) -> u64 {
-    let Some(sample) = &session.latest else { return 0 };
+    let Some(sample) = &session.latest() else { return 0 };
     let verdict = engine.kept(session).and_then(|kept| kept.verdict.as_ref());
     let expected = verdict.and_then(|verdict| verdict.expected_bytes_per_s).zip(sample.min_rtt_us);
     let expected = expected.map_or(0, |(rate, rtt)| (rate * f64::from(rtt) / 1e6) as u64);
