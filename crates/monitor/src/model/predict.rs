@@ -9,7 +9,7 @@
 //! T(one command) = (1 + R2T rounds) * RTT + block/line + target + think
 //! ```
 
-use super::{Cause, Evidence};
+use super::{Cause, Evidence, Source};
 
 /// A share of the time below this is no limit of its own.
 pub(super) const NOTABLE: f64 = 0.12;
@@ -90,6 +90,11 @@ pub fn without(evidence: &Evidence, limit: Cause) -> Prediction {
     let nothing = Prediction { bytes_per_s: None, next: None };
     let (total, bytes) = (evidence.waits.total(), evidence.data_bytes as f64);
     if total <= 0.0 || bytes <= 0.0 || matches!(limit, Cause::LineRate | Cause::Unknown) {
+        return nothing;
+    }
+    let is_sampled = matches!(evidence.source, Source::Probe(_) | Source::Own(_));
+    if is_sampled && evidence.path.line_bytes_per_s.is_none() {
+        // Windows are larger than what the network carries: without its rate any figure would promise too much.
         return nothing;
     }
     let gone = removed_with(limit);

@@ -139,6 +139,9 @@ pub(super) fn sentence(evidence: &Evidence, verdict: &Verdict) -> String {
         if let Some(next) = verdict.next_limit {
             text += &format!(", then limited by {}", short(next));
         }
+    } else if matches!(evidence.source, Source::Probe(_) | Source::Own(_)) && verdict.limit != Cause::LineRate
+    {
+        text += "; how much is gained without it is not known, because the network's own rate has not shown";
     }
     text + "."
 }

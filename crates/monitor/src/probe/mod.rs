@@ -39,7 +39,7 @@ pub use packets::{PORTS_MAX, PacketProber};
 pub use process::{Owner, Processes, Usage};
 pub use raw::Reply;
 pub use route::{Route, RouteProber};
-pub use sessions::{Chosen, Session, Sessions};
+pub use sessions::{Chosen, LOOKED_FOR, Session, Sessions};
 
 /// Requests of one datagram: their replies fit into the socket's default receive buffer.
 pub const REQUESTS_MAX: usize = sys::BATCH_MAX;

@@ -21,6 +21,9 @@ use crate::sample::Sample;
 const ISCSI_PORTS: [u16; 2] = [3260, 860];
 /// Names of processes whose connections are iSCSI on any port. The kernel cuts names after 15 bytes.
 const PROGRAMS: [&str; 3] = ["hikyaku", "tgtd", "iscsid"];
+/// The same in words.
+pub const LOOKED_FOR: &str =
+    "port 3260 or 860 at either end, or a process named hikyaku, tgtd, iscsid or qemu-*";
 const SYS: &str = "/sys";
 const QEMU: &str = "qemu-";
 /// Searches for the owner of a socket that no process shows: those of other users never will.
@@ -224,7 +227,7 @@ impl Sessions {
         // Whose sockets those are that were there before is asked again only now and then.
         let others: HashSet<_> = fresh.iter().map(|found| (found.cookie, found.inode)).collect();
         self.looked = self.looked.wrapping_add(1);
-        if others.is_subset(&self.others) && self.looked % LOOKS_EACH != 0 {
+        if others.is_subset(&self.others) && !self.looked.is_multiple_of(LOOKS_EACH) {
             return Ok(());
         }
         let inodes = self.inodes();
@@ -428,6 +431,13 @@ mod tests {
             let inodes = HashMap::from([(100, Program::Iscsi), (0, Program::Iscsi)]);
             assert_eq!(is_chosen(&chosen, &found, &inodes), expected, "{chosen:?} {found:?}");
         }
+    }
+
+    #[test]
+    fn what_is_looked_for_is_said() {
+        let names = ISCSI_PORTS.map(|port| port.to_string());
+        let names = names.iter().map(String::as_str).chain(PROGRAMS).chain([QEMU]);
+        names.for_each(|name| assert!(LOOKED_FOR.contains(name), "{name}"));
     }
 
     #[test]

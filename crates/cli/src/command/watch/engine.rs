@@ -10,6 +10,7 @@ use monitor::Verdict;
 use monitor::probe::{Figures, Live, Session, Sessions, judge_samples, now_ns};
 use monitor::record::{Flow, RecordError, Writer};
 
+use super::own::{self, Own};
 use crate::error::Failure;
 
 /// Between two searches for new connections.
@@ -20,8 +21,9 @@ const POINTS_MAX: usize = 600;
 /// Rates are of this time.
 const RATE_NS: u64 = 1_000_000_000;
 
-/// Verdicts are of this time.
+/// Verdicts are of this time, the last ones of at least [`PERIOD_LEAST`].
 const PERIOD_NS: u64 = 4_000_000_000;
+pub(super) const PERIOD_LEAST: Duration = Duration::from_secs(1);
 
 /// A file that samples are appended to.
 struct Recorder {
@@ -41,6 +43,8 @@ pub(super) struct Kept {
     /// Seconds since the start, and the figures then.
     pub(super) points: VecDeque<(f64, Figures)>,
     pub(super) verdict: Option<Verdict>,
+    /// The copy of this program that keeps to a rate, which is what limits it.
+    pub(super) own: Option<Own>,
     point_next_ns: u64,
 }
 
@@ -56,8 +60,10 @@ pub(super) struct Engine {
     /// Whether [`Kept::points`] are wanted.
     keeps_points: bool,
     packets: Packets,
-    /// End of the period that the next verdicts are of; `None` before the first connection.
-    period_ends_ns: Option<u64>,
+    /// Start of the period that the next verdicts are of; `None` before the first connection.
+    period_ns: Option<u64>,
+    /// Start of the first one.
+    judged_from_ns: Option<u64>,
 }
 
 /// Whether the packets of the connections are seen.
@@ -87,7 +93,8 @@ impl Engine {
             seen_any: false,
             keeps_points: false,
             packets,
-            period_ends_ns: None,
+            period_ns: None,
+            judged_from_ns: None,
         }
     }
 
@@ -146,10 +153,9 @@ impl Engine {
         if self.is_due(self.refresh_next_ns) {
             self.sessions.refresh(now).map_err(failed)?;
             self.record_slow(now)?;
-            self.judge(now).map_err(failed)?;
             self.refresh_next_ns = self.refresh_next_ns.saturating_add(REFRESH_NS).max(now);
         }
-        if let (Packets::Seen(live), Some(_)) = (&mut self.packets, self.period_ends_ns) {
+        if let (Packets::Seen(live), Some(_)) = (&mut self.packets, self.period_ns) {
             live.read().map_err(failed)?;
         }
         if now >= self.sample_next_ns {
@@ -172,37 +178,49 @@ impl Engine {
             if let (Some(recorder), Err(error)) = (&self.recorder, written) {
                 return Err(recorder.failed(&error));
             }
+            self.judge(now, PERIOD_NS).map_err(failed)?;
             // After a stop of the machine the missed samples are not made up for.
             self.sample_next_ns = self.sample_next_ns.saturating_add(self.interval_ns).max(now);
         }
         Ok(())
     }
 
+    /// How long connections have been judged.
+    pub(super) fn observed(&self) -> Option<Duration> {
+        Some(Duration::from_nanos(now_ns().saturating_sub(self.judged_from_ns?)))
+    }
+
     /// At the end of a period: a verdict for each connection, of its packets and samples, or of samples alone where no
     /// packet with data was seen; the next period begins.
-    fn judge(&mut self, now: u64) -> std::io::Result<()> {
+    fn judge(&mut self, now: u64, least_ns: u64) -> std::io::Result<()> {
         let sessions = self.sessions.all();
-        let begins = self.period_ends_ns.is_none();
-        if begins && sessions.iter().all(|session| !session.is_sampled())
-            || self.period_ends_ns.is_some_and(|end| now < end)
-        {
+        let Some(began) = self.period_ns else {
+            if sessions.iter().any(Session::is_sampled) {
+                if let Packets::Seen(live) = &mut self.packets {
+                    live.begin(sessions)?;
+                }
+                (self.period_ns, self.judged_from_ns) = (Some(now), Some(now));
+            }
+            return Ok(());
+        };
+        if now < began.saturating_add(least_ns) {
             return Ok(());
         }
         let mut verdicts: HashMap<usize, Verdict> = HashMap::new();
-        match &mut self.packets {
-            Packets::Seen(live) if begins => live.begin(sessions)?,
-            Packets::Seen(live) => {
-                live.read()?;
-                verdicts.extend(live.judge(sessions)?);
-            }
-            Packets::Off | Packets::Unseen(_) => {}
+        if let Packets::Seen(live) = &mut self.packets {
+            live.read()?;
+            verdicts.extend(live.judge(sessions)?);
         }
-        for (place, session) in sessions.iter().enumerate().filter(|(_, session)| !begins && !session.ended) {
-            if let Some(verdict) = verdicts.remove(&place).or_else(|| judge_samples(session)) {
-                self.kept.entry(session.id).or_default().verdict = Some(verdict);
+        let own_rates = own::rates(sessions);
+        for (place, session) in sessions.iter().enumerate().filter(|(_, session)| !session.ended) {
+            if let Some(mut verdict) = verdicts.remove(&place).or_else(|| judge_samples(session)) {
+                let own = Own::find(&own_rates, session, sessions);
+                own.inspect(|own| own.amend(&mut verdict));
+                let kept = self.kept.entry(session.id).or_default();
+                (kept.verdict, kept.own) = (Some(verdict), own);
             }
         }
-        self.period_ends_ns = Some(now.saturating_add(PERIOD_NS));
+        self.period_ns = Some(now);
         Ok(())
     }
 
@@ -218,6 +236,18 @@ impl Engine {
             recorder.writer.flush()
         };
         write().map_err(|error| recorder.failed(&error))
+    }
+
+    /// Judges what there is, where there is no verdict yet: called once, at the end.
+    pub(super) fn conclude(&mut self) {
+        let is_missing = |session: &Session| {
+            self.kept.get(&session.id).is_none_or(|kept| kept.verdict.is_none()) && !session.ended
+        };
+        if self.sessions.all().iter().any(is_missing) {
+            let least_ns = u64::try_from(PERIOD_LEAST.as_nanos()).unwrap_or(u64::MAX);
+            // Without it the view says that there is none.
+            let _ = self.judge(now_ns(), least_ns);
+        }
     }
 
     /// Writes the rest of the recording.

@@ -8,6 +8,7 @@ use monitor::{Cause, Sample, Verdict};
 use serde_json::{Value, json};
 
 use super::engine::{Engine, figures};
+use super::own::Own;
 use crate::output;
 use crate::units::rounded;
 
@@ -15,7 +16,8 @@ pub(super) fn print(engine: &Engine) {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
     for session in engine.sessions.all() {
         let Some(sample) = session.latest() else { continue };
-        let verdict = engine.kept(session).and_then(|kept| kept.verdict.as_ref());
+        let kept = engine.kept(session);
+        let verdict = kept.and_then(|kept| Some(judged(kept.verdict.as_ref()?, kept.own)));
         output::json(&json!({
             "schema": output::SCHEMA,
             "time_unix_s": now,
@@ -27,7 +29,7 @@ pub(super) fn print(engine: &Engine) {
                 "waiting": rounded(cpu.waiting),
                 "sleeps_in": session.sleeps_in,
             })),
-            "verdict": verdict.map(judged),
+            "verdict": verdict,
         }));
     }
 }
@@ -76,7 +78,7 @@ fn rates(figures: &Figures) -> Value {
     })
 }
 
-fn judged(verdict: &Verdict) -> Value {
+fn judged(verdict: &Verdict, own: Option<Own>) -> Value {
     let advice = verdict
         .advice
         .iter()
@@ -92,6 +94,7 @@ fn judged(verdict: &Verdict) -> Value {
         "next_limit": verdict.next_limit.map(Cause::name),
         "sentence": verdict.sentence,
         "advice": advice.collect::<Vec<_>>(),
+        "own_rate_mb_per_s": own.map(|own| rounded(own.bytes_per_s / 1e6)),
         "notes": verdict.notes,
     })
 }

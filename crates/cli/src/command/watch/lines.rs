@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use monitor::event::Side;
 use monitor::probe::{Figures, Session, now_ns};
 
 use super::Args;
 use super::engine::{Engine, figures};
 use super::json;
 use super::tune::Tuning;
+use super::words::{self, bytes, name, rate, time};
 use crate::context::Context;
 use crate::error::Failure;
 use crate::{output, units};
@@ -33,7 +33,7 @@ pub(super) fn run(
             tuning.step(context, engine);
         }
         if engine.sessions.all().is_empty() && !std::mem::replace(&mut has_remarked, true) {
-            context.remark("no connection to watch yet");
+            context.remark(&super::none_yet(args));
         }
         if engine.is_due(line_next) {
             print(context, args, engine);
@@ -62,39 +62,15 @@ fn print(context: &Context, args: &Args, engine: &Engine) {
     }
 }
 
-/// `LOCAL > REMOTE (initiator, tgtd 4711)`, as every view names a connection.
-pub(super) fn name(session: &Session) -> String {
-    let side = if session.side == Side::Initiator { "initiator" } else { "target" };
-    let owner = match (&session.kernel, &session.owner) {
-        (Some(kernel), _) => format!(", kernel {}", output::printable_name(&kernel.name)),
-        (None, Some(owner)) => format!(", {} {}", output::printable_name(&owner.name), owner.pid),
-        (None, None) => String::new(),
-    };
-    format!("{} > {} ({side}{owner})", session.ends.local, session.ends.remote)
-}
-
 fn line(engine: &Engine, session: &Session) -> Option<String> {
     if session.ended {
         return Some(format!("{}  ended", name(session)));
     }
     let figures = figures(session)?;
-    let limit = engine.kept(session).and_then(|kept| kept.verdict.as_ref());
-    let limit = limit.map(|verdict| format!("limit {} {:.0} %", verdict.limit.name(), verdict.share * 100.0));
+    let limit = words::limit(engine, session);
+    let limit = limit.map(|(word, percent)| format!("limit {word} {percent:.0} %"));
     let parts = [Some(name(session)), Some(fields(&figures).join("  ")), limit];
     Some(parts.into_iter().flatten().collect::<Vec<_>>().join("  "))
-}
-
-/// Bytes; `-` where the kernel does not tell.
-pub(super) fn bytes(count: Option<u64>) -> String {
-    count.map_or("-".to_owned(), units::bytes)
-}
-
-pub(super) fn rate(rate: Option<f64>) -> String {
-    rate.map_or("-".to_owned(), units::rate)
-}
-
-pub(super) fn time(us: Option<u32>) -> String {
-    us.map_or("-".to_owned(), |us| units::duration(Duration::from_micros(us.into())))
 }
 
 fn fields(figures: &Figures) -> Vec<String> {
@@ -112,17 +88,12 @@ fn fields(figures: &Figures) -> Vec<String> {
     fields
 }
 
-/// The verdict of each connection that has one, with what to type.
-pub(super) fn summary(engine: &Engine) {
-    for session in engine.sessions.all() {
-        let Some(verdict) = engine.kept(session).and_then(|kept| kept.verdict.as_ref()) else { continue };
-        output::line(&format!("{}: {}", name(session), verdict.sentence));
-        for advice in &verdict.advice {
-            let untried = if advice.is_tried { "" } else { " (not tried by this project)" };
-            output::line(&format!("  {}: {}{untried}", advice.system, advice.line));
-        }
-        for note in &verdict.notes {
-            output::line(&format!("  {note}"));
-        }
+/// The verdict of each connection with what to type, or why it has none.
+pub(super) fn summary(engine: &mut Engine) {
+    engine.conclude();
+    for session in engine.sessions.all().iter().filter(|session| session.is_sampled()) {
+        let mut lines = words::verdict(engine, session).into_iter();
+        output::line(&format!("{}: {}", name(session), lines.next().unwrap_or_default()));
+        lines.for_each(|line| output::line(&format!("  {line}")));
     }
 }

@@ -3,19 +3,21 @@
 mod engine;
 mod json;
 mod lines;
+mod own;
 mod screen;
 mod tune;
+mod words;
 
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use monitor::probe::{Chosen, NamespaceError, Sessions};
+use monitor::probe::{Chosen, LOOKED_FOR, NamespaceError, Sessions};
 use node::initiator::Url;
 
 use crate::context::Context;
 use crate::error::{Exit, Failure};
-use crate::{output, units};
+use crate::{output, sys, units};
 use engine::Engine;
 
 const INTERVAL_MIN: Duration = Duration::from_millis(1);
@@ -25,8 +27,9 @@ const SAMPLING_MAX: Duration = Duration::from_millis(10);
 
 /// Show what limits each iSCSI connection of this machine
 ///
-/// Of this program, of other programs (tgt, QEMU, libiscsi), and of the kernel's initiator. Needs no rights: the kernel
-/// shows every user the state of TCP sockets. Changes nothing without --tune.
+/// Of this program, of other programs (tgt, QEMU, libiscsi), and of the kernel's initiator: rates, round trip, bytes in
+/// flight and unsent, the send queue and its cap, congestion and receive window, and after four seconds the limit with
+/// what to type. Needs no rights: the kernel shows every user the state of TCP sockets. Changes nothing without --tune.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -36,6 +39,8 @@ Examples:
   hikyaku watch --record slow.rec --for 60s
   sudo hikyaku watch iscsi://host --tune
 
+Without an argument it finds port 3260 or 860 at either end, and all connections
+of processes named hikyaku, tgtd, iscsid or qemu-*; others by PID or ADDR:PORT.
 On a terminal: arrows choose a connection, Enter shows it, ? explains, q ends.")]
 pub(crate) struct Args {
     /// A target, a process or an address; by default every iSCSI connection
@@ -49,8 +54,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = parse_interval)]
     interval: Duration,
 
-    /// End after this time
-    #[arg(long = "for", value_name = "TIME", value_parser = units::parse_duration)]
+    /// End after this time; a verdict needs at least 1s
+    #[arg(long = "for", value_name = "TIME", value_parser = parse_limit)]
     limit: Option<Duration>,
 
     /// Whether packets are looked at
@@ -95,6 +100,21 @@ fn parse_interval(text: &str) -> Result<Duration, String> {
     }
 }
 
+fn parse_limit(text: &str) -> Result<Duration, String> {
+    let limit = units::parse_duration(text)?;
+    if limit.is_zero() { Err("nothing can be seen in no time".to_owned()) } else { Ok(limit) }
+}
+
+/// What is looked for, while there is none.
+fn none_yet(args: &Args) -> String {
+    match &args.target {
+        Some(_) => "no such connection yet".to_owned(),
+        None => format!(
+            "no iSCSI connection yet: none has {LOOKED_FOR}; for another one: hikyaku watch PID, or ADDR:PORT"
+        ),
+    }
+}
+
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     let object = args.target.as_deref().unwrap_or("the iSCSI connections of this machine");
     let chosen = args.target.as_deref().map_or(Ok(Chosen::All), chosen)?;
@@ -132,9 +152,22 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     if engine.has_seen_any() {
         return Ok(Exit::Done);
     }
-    let failure = Failure::failed("watch", object, "there was no such connection");
-    Err(failure
-        .hint("hikyaku watch without an argument shows every iSCSI connection; ss -tn lists all of TCP"))
+    Err(none(args, object))
+}
+
+/// There was nothing to watch.
+fn none(args: &Args, object: &str) -> Failure {
+    let Some(target) = &args.target else {
+        let cause = format!("there was none that has {LOOKED_FOR}");
+        let failure = Failure::failed("watch", object, cause);
+        return failure.hint("for another one: hikyaku watch PID, or ADDR:PORT; ss -tnp lists all of TCP");
+    };
+    let cause = match target.parse::<u32>() {
+        Ok(_) => "the process has no TCP connection that can be seen",
+        Err(_) => "there was no such connection",
+    };
+    Failure::failed("watch", object, cause)
+        .hint("hikyaku watch without an argument shows every iSCSI connection; ss -tnp lists all of TCP")
 }
 
 /// What the argument chooses.
@@ -168,9 +201,12 @@ fn unreachable(object: &str, error: &NamespaceError) -> Failure {
     let failure = Failure::failed("watch", object, error);
     match error {
         NamespaceError::NoProcess(_) => failure.hint("ps -e lists the processes"),
-        NamespaceError::Entering { pid, .. } => {
-            failure.hint(format!("sudo hikyaku watch {pid}, or nsenter -t {pid} -n hikyaku watch"))
-        }
+        NamespaceError::Entering { .. } if sys::is_root() => failure.hint(
+            "this root has no right over that namespace (a container, a user namespace): run it outside of the container",
+        ),
+        NamespaceError::Entering { pid, .. } => failure.hint(format!(
+            "sudo hikyaku watch {pid}; connections of this namespace need no rights: hikyaku watch, or ADDR:PORT"
+        )),
         NamespaceError::Opening(_) => failure
             .hint("it needs netlink sockets (NETLINK_SOCK_DIAG): a container or a sandbox may forbid them"),
     }
@@ -207,5 +243,6 @@ mod tests {
                 && parse_interval("0s").is_err()
                 && parse_interval("2h").is_err()
         );
+        assert!(parse_limit("0s").is_err() && parse_limit("0ms").is_err() && parse_limit("1ms").is_ok());
     }
 }

@@ -8,7 +8,7 @@ use monitor::probe::{Figures, Session};
 use monitor::{Cause, Sample};
 
 use super::engine::{Engine, figures};
-use super::lines;
+use super::words;
 use crate::context::Context;
 use crate::units;
 
@@ -71,7 +71,7 @@ impl Tuning {
     }
 
     fn tune(&mut self, engine: &Engine, session: &Session) -> String {
-        let name = lines::name(session);
+        let name = words::name(session);
         let wanted = wanted(engine, session);
         let result = match &session.owner {
             Some(owner) => Tuned::enlarge(owner, &session.ends, wanted),
@@ -84,7 +84,7 @@ impl Tuning {
                     "{name}: send buffer {} -> {}, at {} before",
                     units::bytes(tuned.before_bytes),
                     units::bytes(tuned.after_bytes),
-                    lines::rate(rate),
+                    words::rate(rate),
                 );
                 self.done.push(Done { name, tuned });
                 message

@@ -8,14 +8,15 @@ use ratatui::symbols::Marker;
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Axis, Block, Borders, Chart, Dataset, GraphType, Paragraph, Wrap};
 
-use super::State;
+use super::{State, height};
 use crate::command::watch::engine::{Engine, figures};
-use crate::command::watch::lines::{bytes, name, rate, time};
+use crate::command::watch::words::{self, bytes, name, rate, time};
 use crate::{output, units};
 
-/// Height below which there is one row of charts, and none.
-const TWO_ROWS: u16 = 20;
-const ONE_ROW: u16 = 12;
+/// Least height of a row of charts.
+const ROW: u16 = 5;
+/// Width from which charts lie side by side.
+const WIDE: u16 = 60;
 /// Seconds that charts show.
 const SPAN_S: f64 = 60.0;
 
@@ -86,23 +87,28 @@ fn as_bytes(value: f64) -> String {
 }
 
 pub(super) fn draw(frame: &mut Frame<'_>, area: Rect, engine: &Engine, session: &Session, state: &State) {
-    let facts = facts(session);
-    let text = super::verdict(engine, session);
-    let head = (facts.len() as u16).min(area.height);
+    let facts = facts(session).join("\n");
+    let text = words::verdict(engine, session).join("\n");
+    let columns = if area.width >= WIDE { 2 } else { 1 };
+    let rows_max = (PICTURES.len() / columns) as u16;
+    // The verdict is shown whole before there are charts, and the facts before the verdict.
+    let head = height(&facts, area.width).min(area.height);
     let rest = area.height - head;
-    let below = if rest > TWO_ROWS { rest / 4 } else { 4.min(rest) };
-    let rows = Layout::vertical([Constraint::Length(head), Constraint::Min(0), Constraint::Length(below)]);
-    let [top, middle, lower] = rows.areas(area);
-    frame.render_widget(Paragraph::new(facts.into_iter().map(Line::from).collect::<Vec<_>>()), top);
+    let below = height(&text, area.width).saturating_add(1).min(rest);
+    let rows = ((rest - below) / ROW).min(rows_max);
+    let [top, middle, lower] =
+        Layout::vertical([Constraint::Length(head), Constraint::Min(0), Constraint::Length(below)])
+            .areas(area);
+    frame.render_widget(Paragraph::new(facts).wrap(Wrap { trim: false }), top);
     let block = Block::new().borders(Borders::TOP).title("What limits it");
     frame.render_widget(Paragraph::new(text).wrap(Wrap { trim: false }).block(block), lower);
 
-    let rows = if area.height >= TWO_ROWS { 2 } else { usize::from(area.height >= ONE_ROW) };
-    let halves = Layout::vertical(vec![Constraint::Ratio(1, rows.max(1) as u32); rows]).split(middle);
-    for (row, pictures) in halves.iter().zip(PICTURES.chunks(2)) {
-        let columns: [Rect; 2] = Layout::horizontal([Constraint::Ratio(1, 2); 2]).areas(*row);
-        for (place, picture) in columns.into_iter().zip(pictures) {
-            chart(frame, place, engine, session, picture, state);
+    let places =
+        Layout::vertical(vec![Constraint::Ratio(1, u32::from(rows.max(1))); rows.into()]).split(middle);
+    for (row, pictures) in places.iter().zip(PICTURES.chunks(columns)) {
+        let places = Layout::horizontal(vec![Constraint::Ratio(1, columns as u32); columns]).split(*row);
+        for (place, picture) in places.iter().zip(pictures) {
+            chart(frame, *place, engine, session, picture, state);
         }
     }
 }
@@ -128,20 +134,17 @@ fn facts(session: &Session) -> Vec<String> {
             bytes(figures.unsent_bytes),
         ),
     ];
-    let mut more = Vec::new();
-    if let Some(cpu) = &session.cpu {
-        more.push(format!("busiest thread {:.0} % of a core", cpu.busiest_thread * 100.0));
-        more.push(format!("ready and waiting {:.0} %", cpu.waiting * 100.0));
-    }
-    more.extend(
-        session.sleeps_in.as_deref().map(|place| format!("sleeps in {}", output::printable_name(place))),
-    );
-    more.extend(
-        session
-            .route
-            .as_ref()
-            .map(|route| format!("{} dropped {}", output::printable_name(&route.queue), route.drops)),
-    );
+    let cpu = session.cpu.iter().flat_map(|cpu| {
+        [
+            format!("busiest thread {:.0} % of a core", cpu.busiest_thread * 100.0),
+            format!("ready and waiting {:.0} %", cpu.waiting * 100.0),
+        ]
+    });
+    let place = session.sleeps_in.iter().map(|place| format!("sleeps in {}", output::printable_name(place)));
+    let queue = session.route.iter();
+    let queue =
+        queue.map(|route| format!("{} dropped {}", output::printable_name(&route.queue), route.drops));
+    let more: Vec<String> = cpu.chain(place).chain(queue).collect();
     if !more.is_empty() {
         lines.push(more.join("  "));
     }

@@ -1,30 +1,32 @@
 //! The list of connections, and the verdict of the chosen one.
 
 use monitor::event::Side;
-use monitor::probe::Session;
+use monitor::probe::{Figures, LOOKED_FOR, Session};
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::widgets::{Block, Borders, Paragraph, Row, Table, TableState, Wrap};
 
-use super::State;
+use super::{State, height};
 use crate::command::watch::engine::{Engine, figures};
-use crate::command::watch::lines::{rate, time};
 use crate::command::watch::tune::Tuning;
+use crate::command::watch::words::{self, rate, time};
 use crate::output;
 
-const HEADING: [&str; 7] = ["OTHER END", "HERE", "PROCESS", "SENDS", "RECEIVES", "RTT", "LIMIT"];
-const WIDTHS: [Constraint; 7] = [
-    Constraint::Min(18),
+const HEADING: [&str; 6] = ["OTHER END", "HERE", "PROCESS", "RATE", "RTT", "LIMIT"];
+/// 80 columns with the spaces between them. The other end has an IPv4 address with its port, the limit its longest word.
+const WIDTHS: [Constraint; 6] = [
+    Constraint::Fill(21),
     Constraint::Length(4),
-    Constraint::Length(13),
-    Constraint::Length(9),
-    Constraint::Length(9),
+    Constraint::Fill(15),
+    Constraint::Length(11),
     Constraint::Length(7),
-    Constraint::Min(14),
+    Constraint::Length(17),
 ];
-/// Lines of the part below the list.
-const BELOW: u16 = 9;
+/// On a narrower terminal a connection has two lines.
+const WIDE: u16 = 80;
+/// Below this width the limit has a line of its own.
+const NARROW: u16 = 40;
 
 pub(super) fn draw(
     frame: &mut Frame<'_>,
@@ -33,63 +35,115 @@ pub(super) fn draw(
     state: &State,
     tuning: Option<&Tuning>,
 ) {
-    let below = BELOW.min(area.height / 2);
-    let [list, lower] = Layout::vertical([Constraint::Min(0), Constraint::Length(below)]).areas(area);
     let sessions = engine.sessions.all();
     if sessions.is_empty() {
-        let text = "No iSCSI connection.\n\nOne that begins appears here. A connection of another network namespace (container, \
-                    virtual machine's helper): hikyaku watch PID. On another port: hikyaku watch ADDR:PORT.";
-        frame.render_widget(Paragraph::new(text).wrap(Wrap { trim: false }), list);
+        let text = format!(
+            "No iSCSI connection.\n\nOne that begins appears here, if it has {LOOKED_FOR}. Another one: hikyaku watch \
+             ADDR:PORT, or hikyaku watch PID, also of another network namespace (container, virtual machine's helper)."
+        );
+        frame.render_widget(Paragraph::new(text).wrap(Wrap { trim: false }), area);
         return;
     }
-    let rows = sessions.iter().map(|session| row(engine, session, state));
-    let heading = Row::new(HEADING).style(Style::new().add_modifier(Modifier::BOLD));
-    let table = Table::new(rows, WIDTHS)
-        .header(heading)
-        .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED));
+    let lines = if area.width >= WIDE { 1 } else { 2 };
     let chosen = sessions.iter().position(|session| Some(session.id) == state.chosen);
+    let text = below(engine, chosen.and_then(|at| sessions.get(at)), tuning);
+    // The list keeps what it needs, at least half.
+    let list = (sessions.len() as u16).saturating_mul(lines).saturating_add(u16::from(lines == 1));
+    let most = area.height.saturating_sub(list.min(area.height / 2));
+    let below = height(&text, area.width).saturating_add(1).min(most);
+    let [list, lower] = Layout::vertical([Constraint::Min(0), Constraint::Length(below)]).areas(area);
+    let table = if lines == 1 {
+        let rows = sessions.iter().map(|session| row(session, engine, state));
+        let heading = Row::new(HEADING).style(Style::new().add_modifier(Modifier::BOLD));
+        Table::new(rows, WIDTHS).header(heading)
+    } else {
+        let rows = sessions.iter().map(|session| narrow(session, engine, state, area.width));
+        Table::new(rows, [Constraint::Min(0)])
+    };
+    let table = table.row_highlight_style(Style::new().add_modifier(Modifier::REVERSED));
     let mut place = TableState::default().with_selected(chosen);
     frame.render_stateful_widget(table, list, &mut place);
-
-    let mut text = chosen
-        .and_then(|at| sessions.get(at))
-        .map_or_else(String::new, |session| super::verdict(engine, session));
-    for message in tuning.iter().flat_map(|tuning| &tuning.messages) {
-        let lines: Vec<_> = message.split('\n').map(output::printable_name).collect();
-        text = format!("{}\n{text}", lines.join("\n"));
-    }
-    if engine.sessions.left_out > 0 {
-        text = format!("{} more connections are not watched.\n{text}", engine.sessions.left_out);
-    }
     let block = Block::new().borders(Borders::TOP).title("What limits it");
     frame.render_widget(Paragraph::new(text).wrap(Wrap { trim: false }).block(block), lower);
 }
 
-fn row<'a>(engine: &Engine, session: &Session, state: &State) -> Row<'a> {
-    let figures = figures(session).unwrap_or_default();
-    let verdict = engine.kept(session).and_then(|kept| kept.verdict.as_ref());
-    let limit = match verdict {
-        _ if session.ended => "ended".to_owned(),
-        Some(verdict) => format!("{:.0}% {}", verdict.share * 100.0, verdict.limit.name()),
-        None => "-".to_owned(),
-    };
-    let cells = [
-        session.ends.remote.to_string(),
-        if session.side == Side::Initiator { "init" } else { "targ" }.to_owned(),
-        process(session),
-        rate(figures.sent_bytes_per_s),
-        rate(figures.received_bytes_per_s),
-        time(figures.rtt_us),
-        limit,
-    ];
-    let style = if session.ended { state.colour(Color::DarkGray) } else { Style::new() };
-    Row::new(cells).style(style)
+/// The verdict of a connection, and what else is to be said.
+fn below(engine: &Engine, session: Option<&Session>, tuning: Option<&Tuning>) -> String {
+    let mut lines = Vec::new();
+    if engine.sessions.left_out > 0 {
+        lines.push(format!("{} more connections are not watched.", engine.sessions.left_out));
+    }
+    for message in tuning.iter().flat_map(|tuning| &tuning.messages) {
+        lines.extend(message.split('\n').map(|line| output::printable_name(line).into_owned()));
+    }
+    if let Some(session) = session {
+        lines.extend(words::verdict(engine, session));
+    }
+    lines.join("\n")
 }
 
+/// The limit with its share where there is room.
+fn limit(session: &Session, engine: &Engine, room: usize) -> String {
+    match words::limit(engine, session) {
+        _ if session.ended => "ended".to_owned(),
+        None => "-".to_owned(),
+        Some((word, percent)) => {
+            let both = format!("{word} {percent:.0}%");
+            if both.len() <= room { both } else { word.to_owned() }
+        }
+    }
+}
+
+fn here(session: &Session) -> &'static str {
+    if session.side == Side::Initiator { "init" } else { "targ" }
+}
+
+/// The larger rate with its direction.
+fn larger(figures: &Figures) -> String {
+    let (sent, received) = (figures.sent_bytes_per_s, figures.received_bytes_per_s);
+    if sent.unwrap_or(0.0) >= received.unwrap_or(0.0) {
+        format!("> {}", rate(sent))
+    } else {
+        format!("< {}", rate(received))
+    }
+}
+
+fn style(session: &Session, state: &State) -> Style {
+    if session.ended { state.colour(Color::DarkGray) } else { Style::new() }
+}
+
+fn row<'a>(session: &Session, engine: &Engine, state: &State) -> Row<'a> {
+    let figures = figures(session).unwrap_or_default();
+    let cells = [
+        session.ends.remote.to_string(),
+        here(session).to_owned(),
+        process(session),
+        larger(&figures),
+        time(figures.rtt_us),
+        limit(session, engine, 17),
+    ];
+    Row::new(cells).style(style(session, state))
+}
+
+/// Who on the first line; what and the limit on the second.
+fn narrow<'a>(session: &Session, engine: &Engine, state: &State, width: u16) -> Row<'a> {
+    let figures = figures(session).unwrap_or_default();
+    let first = format!("{} {} {}", process(session), here(session), session.ends.remote);
+    let second = if width >= NARROW {
+        let figures = format!("  {:<11} {:<7} ", larger(&figures), time(figures.rtt_us));
+        let room = usize::from(width).saturating_sub(figures.len());
+        figures + &limit(session, engine, room)
+    } else {
+        format!("  {}", limit(session, engine, usize::from(width).saturating_sub(2)))
+    };
+    Row::new([format!("{first}\n{second}")]).height(2).style(style(session, state))
+}
+
+/// The number comes first: where there is no room the name is cut.
 fn process(session: &Session) -> String {
     match (&session.kernel, &session.owner) {
         (Some(kernel), _) => output::printable_name(&kernel.name).into_owned(),
-        (None, Some(owner)) => format!("{} {}", output::printable_name(&owner.name), owner.pid),
+        (None, Some(owner)) => format!("{} {}", owner.pid, output::printable_name(&owner.name)),
         (None, None) => "-".to_owned(),
     }
 }

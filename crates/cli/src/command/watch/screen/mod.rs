@@ -19,7 +19,6 @@ use super::lines;
 use super::tune::Tuning;
 use crate::context::Context;
 use crate::error::Failure;
-use crate::output;
 
 /// Between two pictures, if no key is pressed.
 const DRAW_INTERVAL: Duration = Duration::from_millis(250);
@@ -167,30 +166,46 @@ fn title(frame: &mut Frame<'_>, area: Rect, engine: &Engine, state: &State) {
     let count = engine.sessions.all().iter().filter(|session| !session.ended).count();
     let ended = engine.sessions.all().len() - count;
     let ended = if ended > 0 { format!(", {ended} ended") } else { String::new() };
-    let keys = match state.page {
-        Page::List => "arrows choose  Enter details  ? help  q quit",
-        Page::Detail => "arrows others  Enter list  ? help  q quit",
-    };
     let text = format!("hikyaku watch  {count} open{ended}");
-    let room = usize::from(area.width).saturating_sub(text.len() + keys.len());
-    let line = if room > 0 { format!("{text}{}{keys}", " ".repeat(room)) } else { text };
+    let keys = match state.page {
+        Page::List => ["arrows choose  Enter details  ? help  q quit", "? help  q quit", "q quit"],
+        Page::Detail => ["arrows others  Enter list  ? help  q quit", "? help  q quit", "q quit"],
+    };
+    let room =
+        |keys: &&str| usize::from(area.width).checked_sub(text.len() + keys.len()).filter(|room| *room > 0);
+    let keys = keys.iter().find_map(|keys| Some((room(keys)?, keys)));
+    let line = match keys {
+        Some((room, keys)) => format!("{text}{}{keys}", " ".repeat(room)),
+        None => text,
+    };
     frame.render_widget(Line::from(line).style(Style::new().add_modifier(Modifier::REVERSED)), area);
 }
 
-/// The sentence of a verdict with what to type, as lines of one paragraph.
-fn verdict(engine: &Engine, session: &monitor::probe::Session) -> String {
-    let Some(verdict) = engine.kept(session).and_then(|kept| kept.verdict.as_ref()) else {
-        return "No verdict yet.".to_owned();
-    };
-    let advice = verdict.advice.iter().map(|advice| format!("\n{}: {}", advice.system, advice.line));
-    let notes = verdict.notes.iter().map(|note| format!("\n{note}"));
-    let lines = std::iter::once(verdict.sentence.clone()).chain(advice).chain(notes);
-    lines.map(|line| line.split('\n').map(output::printable_name).collect::<Vec<_>>().join("\n")).collect()
+/// Lines that a text takes where words are wrapped at `width` columns.
+fn height(text: &str, width: u16) -> u16 {
+    let width = usize::from(width).max(1);
+    let lines = text.split('\n').map(|line| {
+        let (mut lines, mut used) = (1, 0);
+        for word in line.split(' ') {
+            let word = word.chars().count();
+            let with_space = if used == 0 { word } else { used + 1 + word };
+            if with_space <= width {
+                used = with_space;
+            } else {
+                // A word longer than a line begins on a new one and goes over several.
+                lines += usize::from(used > 0) + word.saturating_sub(1) / width;
+                used = (word.saturating_sub(1)) % width + 1;
+            }
+        }
+        lines
+    });
+    u16::try_from(lines.sum::<usize>()).unwrap_or(u16::MAX)
 }
 
+/// Lines of at most 76 columns; a narrower terminal wraps them.
 const HELP: &str = "\
-A connection has a line: the other end, which end is here, the process, what
-it sends and receives, its round trip, and what limits it.
+A connection has a line: the other end, which end is here (init, targ), the
+process, what it sends (>) or receives (<), its round trip, and its limit.
 
 send queue   what the program has written: waiting for acknowledgements (sent)
              and unsent. Its memory is capped by the send buffer.
@@ -211,6 +226,20 @@ mod tests {
 
     fn key(code: KeyCode) -> KeyEvent {
         KeyEvent::new(code, KeyModifiers::NONE)
+    }
+
+    #[test]
+    fn wrapped_text_has_its_height() {
+        for (text, width, lines) in [
+            ("", 10, 1),
+            ("one two", 7, 1),
+            ("one two", 6, 2),
+            ("one two three\nfour", 7, 3),
+            ("abcdefghij", 4, 3),
+            ("a abcdefgh b", 4, 4),
+        ] {
+            assert_eq!(height(text, width), lines, "{text} at {width}");
+        }
     }
 
     #[test]
