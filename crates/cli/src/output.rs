@@ -7,26 +7,37 @@ use std::io::{self, IsTerminal, Write};
 use std::ops::Range;
 use std::os::fd::AsFd;
 
+use job::Failure;
 use serde_json::Value;
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 pub(crate) use job::SCHEMA;
 pub(crate) use job::printable::{printable, printable_json, printable_name};
 
-/// Prints a line of the result on stdout; ends the program silently if the reader has closed the pipe (`| head`).
+/// Prints a line of the result on stdout. Ends the program silently if the reader has closed the pipe (`| head`), and with a
+/// message and the exit status of a failure if the line cannot be written.
 pub(crate) fn line(text: &str) {
-    result(&printable(text));
+    result(&printable(text), false);
 }
 
-fn result(text: &str) {
+fn result(text: &str, is_json: bool) {
     let mut stdout = io::stdout().lock();
     let written = stdout
         .write_all(text.as_bytes())
         .and_then(|()| stdout.write_all(b"\n"))
         .and_then(|()| stdout.flush());
-    if written.is_err() {
+    let Err(error) = written else { return };
+    drop(stdout);
+    if error.kind() == io::ErrorKind::BrokenPipe {
         std::process::exit(0);
     }
+    let failure = Failure::failed("write", "the result to standard output", error);
+    if is_json {
+        note_json(&failure.to_json());
+    } else {
+        note(&format!("error: {failure}"));
+    }
+    std::process::exit(failure.ending.code().into());
 }
 
 /// Prints a line of the result on stdout; a closed stdout is ignored.
@@ -42,7 +53,7 @@ pub(crate) fn announce(text: &str) {
 
 /// Prints one JSON object on one line of stdout.
 pub(crate) fn json(value: &Value) {
-    result(&printable_json(&value.to_string()));
+    result(&printable_json(&value.to_string()), true);
 }
 
 /// Prints a line on stderr; errors are ignored.

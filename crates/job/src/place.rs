@@ -60,6 +60,11 @@ impl Place {
         self.file.reopen().map(BufWriter::new).map_err(|error| self.failure(error))
     }
 
+    /// Where the file appears.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// The failure of a write of the content.
     pub fn failure(&self, error: io::Error) -> Failure {
         failed(&self.path, self.noun, error)

@@ -35,6 +35,8 @@ pub const RECORDING_BYTES_MAX: u64 = 4 << 30;
 pub const RECORD_BLOCK_BYTES_MAX: usize = 1 << 20;
 /// Connections of one recording.
 pub const RECORD_FLOWS_MAX: usize = 4096;
+/// Samples of all connections that the analysis of a recording keeps, of some 400 bytes each.
+pub const RECORD_SAMPLES_MAX: usize = 1 << 17;
 /// Bytes of a name in a recording.
 pub const RECORD_NAME_BYTES_MAX: usize = 512;
 /// Bytes of damaged blocks that are searched before the rest of a recording is left.

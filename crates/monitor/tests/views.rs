@@ -17,7 +17,7 @@ const HOSTILE: &str = "</script><!--<img src=x onerror='a'>\"&amp;\u{202e}gpj\0\
 
 fn page(subjects: &[Subject<'_>]) -> String {
     let mut out = Vec::new();
-    html::write(&mut out, subjects).unwrap();
+    html::write(&mut out, subjects, &[HOSTILE.to_owned()]).unwrap();
     String::from_utf8(out).unwrap()
 }
 
@@ -67,7 +67,8 @@ fn hostile() -> Case {
     case.flow.negotiated = vec![(bad(), bad())];
     case.verdict.sentence = bad();
     case.verdict.notes = vec![bad()];
-    case.verdict.advice = vec![Advice { system: HOSTILE, line: bad(), is_tried: false }];
+    case.notes = vec![bad()];
+    case.verdict.advice = vec![Advice { system: HOSTILE, cause: Cause::R2t, line: bad(), is_tried: false }];
     case
 }
 
@@ -109,7 +110,8 @@ fn a_page_is_well_formed_and_its_policy_permits_its_own_script_alone() {
 fn hostile_names_stay_text() {
     let case = hostile();
     let mut compared = Vec::new();
-    html::compare(&mut compared, &case.subject(), &case.subject()).unwrap();
+    let notes = [HOSTILE.to_owned()];
+    html::compare(&mut compared, &case.subject(), &case.subject(), [&notes, &notes]).unwrap();
     let mut graph = Vec::new();
     xpl::write(&mut graph, &case.subject(), Side::Initiator).unwrap();
     let figures = svg::figures(&case.subject());
@@ -280,11 +282,11 @@ fn two_analyses_are_compared_by_verdict_and_facts() {
     let mut after = Case::new(Plan { writes: 2, cap: 4 << 20, ..Plan::default() });
     after.verdict.sentence = "The line limits.".to_owned();
     let mut out = Vec::new();
-    html::compare(&mut out, &before.subject(), &after.subject()).unwrap();
+    html::compare(&mut out, &before.subject(), &after.subject(), [&[], &[]]).unwrap();
     let page = String::from_utf8(out).unwrap();
     assert_well_formed(&page);
     assert_eq!(page.matches("The line limits.").count(), 1);
-    assert!(page.contains("<th scope=\"row\">In flight, most</th><td>1.05 MB</td><td>4.19 MB</td>"));
+    assert!(page.contains("<th scope=\"row\">In flight, most</th><td>1 MiB</td><td>4 MiB</td>"));
     let (changed, _) = between(&page, "What changed", "</table>");
     assert!(!changed.contains("Segment size"), "equal facts are left out: {changed}");
 }

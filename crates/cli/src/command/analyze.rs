@@ -1,47 +1,48 @@
 //! `analyze`: what limits the iSCSI connections of a capture.
 
+mod input;
 mod object;
 mod text;
 mod written;
 
-use std::fs::File;
-use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use job::shell::quoted;
 use monitor::analysis::{Analyzer, Options, Report};
 use monitor::capture::{CaptureError, Reader};
+use monitor::record;
 
+use self::input::{Source, is_stdin, open, shown, unreadable};
 use self::written::Outputs;
-use crate::advice;
 use crate::context::Context;
 use crate::error::{Exit, Failure};
 use crate::output;
 
 /// Say what limits an iSCSI connection, from a packet capture
 ///
-/// Reads pcap and pcapng, also compressed by gzip, or from a pipe (`-`), and prints one sentence for each iSCSI connection: what the
+/// Reads pcap and pcapng, also compressed by gzip, recordings of `hikyaku watch --record`, or either from a pipe (`-`), and prints one sentence for each iSCSI connection: what the
 /// limit is, what removing it gains, what limits next, and what to type. Then the figures that it rests on: round trip, windows,
 /// losses, and three times of every command: data (Ta), last data to the response (Tb), response to the next command (Tc). Headers
-/// are enough: capture with `tcpdump -s 256`. Of two files the second is compared with the first (before and after a change), unless it
+/// are enough: capture with `tcpdump -s 256`. A recording has samples of the socket and no packets: it shows windows and buffers,
+/// and not what iSCSI waits for. Of two files the second is compared with the first (before and after a change), unless it
 /// continues it; more files are one capture.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  tcpdump -i eth0 -s 256 -w slow.pcap port 3260
+  tcpdump -i any -s 256 -w slow.pcap tcp port 3260
   hikyaku analyze slow.pcap
-  ssh root@host tcpdump -U -s 256 -w - port 3260 | hikyaku analyze -
+  ssh root@host tcpdump -i any -U -s 256 -w - tcp port 3260 | hikyaku analyze -
   hikyaku analyze slow.pcap --html slow.html
   hikyaku analyze slow.pcap --slim to-send.pcapng
   hikyaku analyze slow.pcap tuned.pcap                  what changed?
+  hikyaku analyze slow.rec                              of hikyaku watch --record slow.rec
   hikyaku analyze slow.pcap --json | jq '.flows[0].verdict'")]
 pub(crate) struct Args {
-    /// Captures, in the order of their time; - is standard input
+    /// Captures, in the order of their time, or recordings; - is standard input
     #[arg(value_name = "FILE", required = true)]
     files: Vec<PathBuf>,
 
     /// A port of targets, besides 3260 and connections that begin with an iSCSI login
-    #[arg(long, value_name = "PORT")]
+    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     port: Vec<u16>,
 
     /// Write one page with charts; it needs no network
@@ -74,10 +75,12 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     let _orderly = context.stop.orderly();
     let mut outputs = Outputs::new(args)?;
     let run = Run { context, args };
-    let (before, report) = match args.files.as_slice() {
+    let (before, read) = match args.files.as_slice() {
         [first, second] => {
             let before = run.analyze(&[first], None)?;
-            if !is_stdin(first) && continues(second, &before)? {
+            if context.stop.is_requested() {
+                (None, before)
+            } else if !is_stdin(first) && continues(context, second, &before)? {
                 (None, run.analyze(&[first, second], Some(&mut outputs))?)
             } else {
                 (Some(before), run.analyze(&[second], Some(&mut outputs))?)
@@ -85,9 +88,15 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
         }
         files => (None, run.analyze(&files.iter().collect::<Vec<_>>(), Some(&mut outputs))?),
     };
-    if !args.json && report.flows.is_empty() {
-        return Err(nothing(args, &report));
+    if read.report.flows.is_empty() {
+        if context.stop.is_requested() {
+            return Err(context.stop.failure("analyze", shown(&args.files[0])));
+        }
+        if !args.json {
+            return Err(input::nothing(&args.files, read.is_recording, &read.report, &context.stop));
+        }
     }
+    let (before, report) = (before.map(|read| read.report), read.report);
     outputs.finish(context, before.as_ref(), &report)?;
     match (args.json, before) {
         (true, before) => output::json(&object::report(before.as_ref(), &report)),
@@ -111,47 +120,135 @@ struct Run<'a> {
     args: &'a Args,
 }
 
+/// What one or several files hold.
+struct Analysed {
+    report: Report,
+    is_recording: bool,
+}
+
 impl Run<'_> {
-    /// Reads `files` as one capture. A signal ends the reading: what was read until then is analysed.
-    fn analyze(&self, files: &[&PathBuf], mut outputs: Option<&mut Outputs>) -> Result<Report, Failure> {
+    /// Reads `files` as one capture, or one recording. A signal ends the reading: what was read until then is analysed.
+    fn analyze(&self, files: &[&PathBuf], outputs: Option<&mut Outputs>) -> Result<Analysed, Failure> {
+        let stop = &self.context.stop;
         let has_pictures = outputs.as_ref().is_some_and(|outputs| outputs.has_pictures())
             || self.args.html.is_some() && self.args.files.len() == 2;
-        let options = Options { ports: self.args.port.clone(), has_pictures, ..Options::default() };
-        let mut analyzer = Analyzer::new(options);
-        let mut reader: Option<Reader> = None;
+        let mut captures = Captures {
+            analyzer: Analyzer::new(Options {
+                ports: self.args.port.clone(),
+                has_pictures,
+                ..Options::default()
+            }),
+            reader: None,
+            outputs,
+        };
         for file in files {
-            let failed = |error: CaptureError| unreadable(file, &error);
-            let source = open(file)?;
-            let reader = match &mut reader {
-                Some(reader) => {
-                    reader.then(source).map_err(failed)?;
-                    reader
+            match open(file, stop)? {
+                Source::Recording(source) => {
+                    self.check_recording(file, files.len(), captures.outputs.is_some())?;
+                    let report = record::analyze(source, &shown(file), has_pictures);
+                    let report = report.map_err(|error| input::unreadable_recording(file, &error))?;
+                    return Ok(Analysed { report, is_recording: true });
                 }
-                none => none.insert(Reader::new(source).map_err(failed)?),
-            };
-            while reader.advance().map_err(failed)? {
-                let packet = reader.packet();
-                match &mut outputs {
-                    Some(outputs) if outputs.sees() => {
-                        if let Some(packet) = &packet {
-                            analyzer.handle_seen(packet, |seen| outputs.see(seen));
+                Source::Capture(source) => {
+                    let read = captures.read(source, self.context);
+                    let read = read.map_err(|error| match error {
+                        ReadError::Capture(_) if stop.is_requested() => {
+                            stop.failure("read the capture", shown(file))
                         }
-                        outputs.frame(&reader.frame(), packet.as_ref())?;
-                    }
-                    _ => {
-                        if let Some(packet) = &packet {
-                            analyzer.handle(packet);
-                        }
-                    }
+                        ReadError::Capture(error) => unreadable(file, &error),
+                        ReadError::Output(failure) => failure,
+                    });
+                    read?;
                 }
-                if self.context.stop.is_requested() {
-                    break;
-                }
+            }
+            if stop.is_requested() {
+                break;
             }
         }
         let names: Vec<_> = files.iter().map(|file| shown(file)).collect();
-        let (counts, notes) = reader.map(|reader| (reader.counts(), reader.notes())).unwrap_or_default();
-        Ok(analyzer.finish(&names.join(" "), counts, &notes))
+        let mut report = captures.finish(&names.join(" "));
+        if stop.is_requested() {
+            report.notes.push("interrupted: only what was read until then is analysed".to_owned());
+        }
+        Ok(Analysed { report, is_recording: false })
+    }
+
+    /// A recording has no packets, and is one file.
+    fn check_recording(&self, file: &Path, count: usize, is_written: bool) -> Result<(), Failure> {
+        let refused = |cause: String| Failure::usage("analyze the recording", shown(file), cause);
+        if count > 1 {
+            return Err(refused("a recording is read alone, or compared with one other file".to_owned())
+                .hint("name one or two files"));
+        }
+        let Args { pcapng, slim, xpl, .. } = self.args;
+        for (option, is_wanted) in
+            [("--pcapng", pcapng.is_some()), ("--slim", slim.is_some()), ("--xpl", xpl.is_some())]
+        {
+            if is_wanted && is_written {
+                let cause = format!("it has samples of a socket and no packets, which {option} needs");
+                return Err(refused(cause).hint(format!(
+                    "--html or --svg show a recording; for {option} capture the packets: {}",
+                    input::CAPTURE
+                )));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Captures that are read one after another.
+struct Captures<'a> {
+    analyzer: Analyzer,
+    reader: Option<Reader>,
+    outputs: Option<&'a mut Outputs>,
+}
+
+enum ReadError {
+    Capture(CaptureError),
+    Output(Failure),
+}
+
+impl From<CaptureError> for ReadError {
+    fn from(error: CaptureError) -> Self {
+        Self::Capture(error)
+    }
+}
+
+impl Captures<'_> {
+    fn read(&mut self, source: Box<dyn std::io::Read + Send>, context: &Context) -> Result<(), ReadError> {
+        let Self { analyzer, reader, outputs } = self;
+        let reader = match reader {
+            Some(reader) => {
+                reader.then(source)?;
+                reader
+            }
+            none => none.insert(Reader::new(source)?),
+        };
+        while reader.advance()? {
+            let packet = reader.packet();
+            match outputs {
+                Some(outputs) if outputs.sees() => {
+                    if let Some(packet) = &packet {
+                        analyzer.handle_seen(packet, |seen| outputs.see(seen));
+                    }
+                    outputs.frame(&reader.frame(), packet.as_ref()).map_err(ReadError::Output)?;
+                }
+                _ => {
+                    if let Some(packet) = &packet {
+                        analyzer.handle(packet);
+                    }
+                }
+            }
+            if context.stop.is_requested() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn finish(self, names: &str) -> Report {
+        let (counts, notes) = self.reader.map(|reader| (reader.counts(), reader.notes())).unwrap_or_default();
+        self.analyzer.finish(names, counts, &notes)
     }
 }
 
@@ -161,13 +258,16 @@ const CONTINUED_PACKETS_MAX: u32 = 1000;
 const CONTINUED_WITHIN_NS: u64 = 1_000_000_000;
 
 /// Whether the capture begins where the first one ended, within one of its connections.
-fn continues(file: &Path, first: &Report) -> Result<bool, Failure> {
+fn continues(context: &Context, file: &Path, first: &Analysed) -> Result<bool, Failure> {
     // A pipe is read once.
-    if is_stdin(file) || std::fs::metadata(file).is_ok_and(|metadata| !metadata.is_file()) {
+    let is_file = !is_stdin(file) && std::fs::metadata(file).is_ok_and(|metadata| metadata.is_file());
+    if first.is_recording || !is_file {
         return Ok(false);
     }
+    let first = &first.report;
     let failed = |error: CaptureError| unreadable(file, &error);
-    let mut reader = Reader::new(open(file)?).map_err(failed)?;
+    let Source::Capture(source) = open(file, &context.stop)? else { return Ok(false) };
+    let mut reader = Reader::new(source).map_err(failed)?;
     for _ in 0..CONTINUED_PACKETS_MAX {
         let Some(packet) = reader.next().map_err(failed)? else { break };
         if packet.at_ns < first.ended_ns || packet.at_ns - first.ended_ns > CONTINUED_WITHIN_NS {
@@ -183,44 +283,4 @@ fn continues(file: &Path, first: &Report) -> Result<bool, Failure> {
         }
     }
     Ok(false)
-}
-
-fn is_stdin(file: &Path) -> bool {
-    file == Path::new("-")
-}
-
-fn shown(file: &Path) -> String {
-    if is_stdin(file) { "standard input".to_owned() } else { file.display().to_string() }
-}
-
-fn open(file: &Path) -> Result<Box<dyn Read + Send>, Failure> {
-    if is_stdin(file) {
-        return Ok(Box::new(io::stdin()));
-    }
-    let opened = File::open(file).map_err(|error| {
-        let hint = match error.kind() {
-            io::ErrorKind::NotFound => advice::missing(file),
-            io::ErrorKind::PermissionDenied => advice::denied(file, false),
-            _ => String::new(),
-        };
-        Failure::failed("open the capture", shown(file), error).hint(hint)
-    })?;
-    if opened.metadata().is_ok_and(|metadata| metadata.is_dir()) {
-        return Err(Failure::usage("open the capture", shown(file), "it is a directory").hint("name a file"));
-    }
-    Ok(Box::new(opened))
-}
-
-fn unreadable(file: &Path, error: &CaptureError) -> Failure {
-    Failure::failed("read the capture", shown(file), error)
-}
-
-/// A capture without iSCSI is a failure: what is in it, and what to capture.
-fn nothing(args: &Args, report: &Report) -> Failure {
-    let files: Vec<_> = args.files.iter().map(|file| shown(file)).collect();
-    let cause =
-        format!("no iSCSI connection in {} frames, {} of them TCP", report.frames.frames, report.frames.tcp);
-    let first = args.files.first().map(|file| file.display().to_string()).unwrap_or_default();
-    let hint = format!("name the target's port: hikyaku analyze --port N {}", quoted(&first));
-    Failure::failed("analyze", files.join(" "), cause).hint(hint)
 }

@@ -99,7 +99,7 @@ class Chart {
       series: [{}, { scale: "y", points: { show: false }, paths: () => null }],
       axes: [
         axis({ size: 30, values: seconds, space: () => 42 + 8 * magnitude((flow.view[1] - flow.view[0]) / 8) }),
-        axis({ size: AXIS_WIDTH, values, space: 34 }),
+        axis({ size: AXIS_WIDTH, values, space: 34, ...(chart.unit === "bytes" && { incrs: BINARY_STEPS }) }),
       ],
       hooks: {
         draw: [(plot) => paint(plot, chart, flow.view, flow.colours)],

@@ -3,7 +3,7 @@
 
 const COLUMNS = { spans: 3, bands: 3, steps: 2, dots: 2, marks: 5, bars: 6 };
 const UNITS = {
-  bytes: [["B", 1], ["kB", 1e3], ["MB", 1e6], ["GB", 1e9], ["TB", 1e12]],
+  bytes: [["B", 1], ["KiB", 2 ** 10], ["MiB", 2 ** 20], ["GiB", 2 ** 30], ["TiB", 2 ** 40]],
   bytes_per_s: [["B/s", 1], ["kB/s", 1e3], ["MB/s", 1e6], ["GB/s", 1e9], ["TB/s", 1e12]],
   nanoseconds: [["ns", 1], ["us", 1e3], ["ms", 1e6], ["s", 1e9]],
   count: [["", 1]],
@@ -15,6 +15,8 @@ const MARKS_APART = 14, MARKS_NAMED = 24;
 // Shortest period in view, in seconds.
 const SHORTEST = 2e-6;
 const AXIS_WIDTH = 46;
+// Steps of an axis of bytes, so that its labels are round in KiB and MiB.
+const BINARY_STEPS = Array.from({ length: 50 }, (_, power) => 2 ** power);
 
 const element = (name, attributes = {}, ...children) => {
   const made = document.createElement(name);

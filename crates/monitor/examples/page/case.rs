@@ -47,6 +47,7 @@ pub(crate) struct Case {
     pub series: Series,
     pub commands: Vec<Command>,
     pub flow: Flow,
+    pub notes: Vec<String>,
 }
 
 impl Case {
@@ -63,6 +64,7 @@ impl Case {
             evidence: evidence(seconds, data_bytes, plan),
             series: run.collector.finish(),
             flow: flow(&commands),
+            notes: Vec::new(),
             commands,
         }
     }
@@ -74,6 +76,7 @@ impl Case {
             evidence: &self.evidence,
             series: &self.series,
             commands: &self.commands,
+            notes: &self.notes,
         }
     }
 }
@@ -270,22 +273,29 @@ fn verdict(seconds: f64, data_bytes: u64) -> Verdict {
         bytes_per_s,
         expected_bytes_per_s: Some(bytes_per_s * 1.31),
         next_limit: Some(Cause::Congestion),
-        sentence: "The initiator's send buffer limits: it holds 1.05 MB, an RTT of 20.0 ms at the line's rate needs \
-                   4.2 MB. Without it 4 MB writes run at 1.3 times the rate; then the congestion window limits."
+        sentence: "The initiator's send buffer limits: it holds 1.0 MiB, an RTT of 20.0 ms at the line's rate needs \
+                   4.0 MiB. Without it 4 MiB writes run at 1.3 times the rate; then the congestion window limits."
             .to_owned(),
         advice: vec![
             Advice {
                 system: "open-iscsi",
+                cause: Cause::SendBuffer,
                 line: "iscsiadm -m node -T iqn.2024-01.example:disk -o update -n node.conn[0].tcp.window_size -v 4194304"
                     .to_owned(),
                 is_tried: true,
             },
             Advice {
                 system: "Linux",
+                cause: Cause::SendBuffer,
                 line: "sysctl -w net.core.wmem_max=8388608 net.ipv4.tcp_wmem=\"4096 87380 8388608\"".to_owned(),
                 is_tried: true,
             },
-            Advice { system: "Windows", line: "Set-NetTCPSetting -AutoTuningLevelLocal Normal".to_owned(), is_tried: false },
+            Advice {
+                system: "Windows",
+                cause: Cause::SendBuffer,
+                line: "Set-NetTCPSetting -AutoTuningLevelLocal Normal".to_owned(),
+                is_tried: false,
+            },
         ],
         notes: vec![
             "The congestion window was sampled every millisecond; between samples it is not known.".to_owned(),

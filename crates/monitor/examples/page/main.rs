@@ -27,7 +27,7 @@ fn main() -> std::io::Result<()> {
     let case = Case::new(plan);
     let subject = case.subject();
     let mut page = create("page.html")?;
-    html::write(&mut page, std::slice::from_ref(&subject))?;
+    html::write(&mut page, std::slice::from_ref(&subject), &[])?;
     page.flush()?;
     for figure in svg::figures(&subject) {
         std::fs::write(dir.join(format!("{}.svg", figure.name)), figure.text)?;
@@ -39,6 +39,6 @@ fn main() -> std::io::Result<()> {
     }
     let after = Case::new(Plan { cap: 4 << 20, ..plan });
     let mut page = create("compared.html")?;
-    html::compare(&mut page, &subject, &after.subject())?;
+    html::compare(&mut page, &subject, &after.subject(), [&[], &[]])?;
     page.flush()
 }

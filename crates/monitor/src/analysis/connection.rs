@@ -5,7 +5,7 @@ use super::report::FlowReport;
 use crate::command::{Command, Counts, Kept, Shares, Summary, Tracker};
 use crate::event::{Distances, Event, Kind, Side};
 use crate::flow::{Flow, Framing};
-use crate::model::{Attribution, Evidence, judge};
+use crate::model::{Attribution, Evidence, Peers, advise, judge};
 use crate::series::Collector;
 use crate::view;
 
@@ -166,9 +166,13 @@ impl Connection {
             commands: self.kept.seen(),
             frames: flow.total(|counts| counts.packets),
         };
+        let mut verdict = judge(&evidence);
+        let names = [view.initiator_name.as_deref(), view.target_name.as_deref()];
+        let alias = flow.key(Side::Target, "TargetAlias");
+        advise(&mut verdict, &evidence, &Peers::of_login(names[0], names[1], alias, &view.target));
         FlowReport {
             flow: view,
-            verdict: judge(&evidence),
+            verdict,
             evidence,
             series: self.collector.map(Collector::finish).unwrap_or_default(),
             commands: self.kept.into_commands(),

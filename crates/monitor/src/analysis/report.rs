@@ -47,6 +47,7 @@ impl FlowReport {
             evidence: &self.evidence,
             series: &self.series,
             commands: &self.commands,
+            notes: &self.notes,
         }
     }
 }

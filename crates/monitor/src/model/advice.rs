@@ -1,7 +1,12 @@
 //! What to type against a limit.
+//!
+//! A line is a command for a shell; what follows `#` in it says what is to be replaced in it and what comes after it. A
+//! line that begins with `#` is done by hand.
 
+use super::peers::Peers;
 use super::{Advice, Cause, Evidence, Verdict};
 use crate::event::Side;
+use crate::event::Side::{Initiator, Target};
 
 /// Buffers are set to this many bandwidth-delay products.
 const MARGIN: f64 = 1.5;
@@ -28,218 +33,419 @@ fn sizes(evidence: &Evidence, verdict: &Verdict) -> Sizes {
     Sizes { buffer, depth, block }
 }
 
-struct Lines(Vec<Advice>);
+/// Words that a user replaces in a command, and what tells them.
+const REPLACED: [(&str, &str); 6] = [
+    ("TARGET", "TARGET (iscsiadm -m session, or targetcli ls)"),
+    ("PORTAL", "PORTAL (address of the target)"),
+    ("DEVICE", "DEVICE (ip route get ADDRESS OF THE PEER)"),
+    ("TID", "TID (tgtadm --lld iscsi --op show --mode target)"),
+    ("VMHBA", "VMHBA (esxcli iscsi adapter list)"),
+    ("PID", "PID (of the program that sends)"),
+];
 
-impl Lines {
-    fn tried(&mut self, system: &'static str, line: String) {
-        self.0.push(Advice { system, line, is_tried: true });
+struct Lines<'a> {
+    peers: &'a Peers,
+    cause: Cause,
+    /// Each with the end that it is for, and whether that end is known to be the system.
+    all: Vec<(Advice, bool)>,
+}
+
+impl Lines<'_> {
+    fn add(&mut self, is_tried: bool, system: &'static str, at: Side, command: &str, remark: &str) {
+        if !self.peers.fits(system, at) {
+            return;
+        }
+        let line = self.line(command, remark);
+        let advice = Advice { system, cause: self.cause, line, is_tried };
+        self.all.push((advice, self.peers.is(system, at)));
     }
 
-    fn untried(&mut self, system: &'static str, line: String) {
-        self.0.push(Advice { system, line, is_tried: false });
+    /// A command that this project has tried; empty: something to do by hand.
+    fn tried(&mut self, system: &'static str, at: Side, command: &str, remark: &str) {
+        self.add(true, system, at, command, remark);
+    }
+
+    fn untried(&mut self, system: &'static str, at: Side, command: &str, remark: &str) {
+        self.add(false, system, at, command, remark);
+    }
+
+    /// The command with what is known, and a comment with what is not.
+    fn line(&self, command: &str, remark: &str) -> String {
+        let is_filled = |word: &str| self.peers.portal.is_some() && matches!(word, "TARGET" | "PORTAL");
+        let open = REPLACED.iter().filter(|(word, _)| holds(command, word) && !is_filled(word));
+        let open: Vec<_> = open.map(|(_, what)| *what).collect();
+        let mut command = command.to_owned();
+        if let Some((target, portal)) = &self.peers.portal {
+            let portal = if portal.contains('[') { format!("'{portal}'") } else { portal.clone() };
+            command = replaced(&replaced(&command, "PORTAL", &portal), "TARGET", target);
+        }
+        let open = if open.is_empty() { String::new() } else { format!("replace {}", open.join(", ")) };
+        let remarks: Vec<_> = [open.as_str(), remark].into_iter().filter(|text| !text.is_empty()).collect();
+        match (command.is_empty(), remarks.is_empty()) {
+            (true, _) => format!("# {}", remarks.join("; ")),
+            (false, true) => command,
+            (false, false) => format!("{command}  # {}", remarks.join("; ")),
+        }
     }
 }
 
-pub(super) fn lines(evidence: &Evidence, verdict: &Verdict) -> Vec<Advice> {
+/// Words of a command, with what is between them.
+fn words(command: &str) -> impl Iterator<Item = &str> {
+    command.split_inclusive(|c: char| !c.is_ascii_alphanumeric())
+}
+
+fn is_word(part: &str, word: &str) -> bool {
+    part.trim_end_matches(|c: char| !c.is_ascii_alphanumeric()) == word
+}
+
+fn holds(command: &str, word: &str) -> bool {
+    words(command).any(|part| is_word(part, word))
+}
+
+fn replaced(command: &str, word: &str, by: &str) -> String {
+    let part = |part: &str| if is_word(part, word) { part.replace(word, by) } else { part.to_owned() };
+    words(command).map(part).collect()
+}
+
+/// Settings of open-iscsi's record of the target.
+fn iscsiadm(settings: &[(&str, String)]) -> String {
+    let line = |(name, value): &(&str, String)| {
+        let name = if name.contains('[') { format!("'{name}'") } else { (*name).to_owned() };
+        format!("iscsiadm -m node -T TARGET -p PORTAL -o update -n {name} -v {value}")
+    };
+    settings.iter().map(line).collect::<Vec<_>>().join("; ")
+}
+
+/// What makes the settings of a session count.
+const AGAIN: &str = "then log out and in: iscsiadm -m node -u, and -l; its disks must be idle";
+
+/// Lines for the limits of the verdict and for programs that the ends can be: first those of programs that are known.
+pub(super) fn lines(evidence: &Evidence, verdict: &Verdict, peers: &Peers) -> Vec<Advice> {
     let sizes = sizes(evidence, verdict);
-    let mut lines = Lines(Vec::new());
+    let mut all = Vec::new();
     for cause in [Some(verdict.limit), verdict.also].into_iter().flatten() {
+        let mut lines = Lines { peers, cause, all: Vec::new() };
+        let sender = evidence.sender;
         match cause {
             Cause::R2t => r2t(&mut lines, &sizes),
             Cause::QueueDepth => queue_depth(&mut lines, &sizes),
-            Cause::SendBuffer => send_buffer(&mut lines, &sizes, evidence.sender),
-            Cause::ReceiveWindow => receive_window(&mut lines, &sizes, evidence.sender),
-            Cause::Congestion => congestion(&mut lines),
-            Cause::Loss => loss(&mut lines),
-            Cause::NagleDelayedAck => nagle(&mut lines),
-            Cause::LocalDevice => local_device(&mut lines),
+            Cause::SendBuffer => send_buffer(&mut lines, &sizes, sender),
+            Cause::ReceiveWindow => receive_window(&mut lines, &sizes, sender),
+            Cause::Congestion => congestion(&mut lines, sender),
+            Cause::Loss => loss(&mut lines, sender),
+            Cause::NagleDelayedAck => nagle(&mut lines, sender),
+            Cause::LocalDevice => local_device(&mut lines, sender),
             Cause::Target => target(&mut lines),
             Cause::Cipher => cipher(&mut lines),
-            Cause::Cpu => cpu(&mut lines),
+            Cause::Cpu => cpu(&mut lines, sender),
             Cause::ThinkTime => think_time(&mut lines, &sizes),
             Cause::LineRate | Cause::Unknown => {}
         }
+        lines.all.sort_by_key(|(_, is_known)| !is_known);
+        all.extend(lines.all.into_iter().map(|(advice, _)| advice));
     }
-    lines.0
+    all
 }
 
 /// Most that FirstBurstLength and MaxBurstLength can be (RFC 7143 sections 13.13, 13.14: 2^24 - 1), in 512s.
 const BURST_MAX: u64 = 16_776_192;
 
-fn r2t(lines: &mut Lines, sizes: &Sizes) {
+fn r2t(lines: &mut Lines<'_>, sizes: &Sizes) {
     let burst = (sizes.block.max(262_144)).next_multiple_of(512).min(BURST_MAX);
-    lines.tried(
-        "open-iscsi",
-        format!(
-            "iscsiadm -m node -o update -n node.session.iscsi.InitialR2T -v No; \
-             iscsiadm -m node -o update -n node.session.iscsi.ImmediateData -v Yes; \
-             iscsiadm -m node -o update -n node.session.iscsi.FirstBurstLength -v {burst}; \
-             iscsiadm -m node -o update -n node.session.iscsi.MaxBurstLength -v {BURST_MAX}; then log in again"
-        ),
-    );
-    lines.tried(
-        "LIO",
-        format!(
-            "targetcli /iscsi/IQN/tpg1 set parameter InitialR2T=No ImmediateData=Yes FirstBurstLength={burst} \
-             MaxBurstLength={BURST_MAX} MaxOutstandingR2T=16"
-        ),
-    );
-    lines.tried(
-        "tgt",
-        format!(
-            "tgtadm --lld iscsi --op update --mode target --tid 1 --name FirstBurstLength --value {burst}; \
-             the same with MaxBurstLength {BURST_MAX}, InitialR2T No, ImmediateData Yes, MaxOutstandingR2T 16"
-        ),
-    );
+    let settings = [
+        ("node.session.iscsi.InitialR2T", "No".to_owned()),
+        ("node.session.iscsi.ImmediateData", "Yes".to_owned()),
+        ("node.session.iscsi.FirstBurstLength", burst.to_string()),
+        ("node.session.iscsi.MaxBurstLength", BURST_MAX.to_string()),
+    ];
     lines.tried(
         "QEMU",
-        format!(
-            "libiscsi takes bursts of 256 KiB and one R2T at most: keep more requests outstanding \
-             (qemu-img convert -m {} -W) or let `hikyaku copy` write",
+        Initiator,
+        "",
+        &format!(
+            "add -m {} -W to qemu-img convert: its libiscsi takes bursts of 256 KiB and one R2T at most, and more requests \
+             outstanding hide the waits",
             sizes.depth.min(16)
         ),
     );
-    lines.tried("hikyaku", "offers what fills the path; the target's keys bound it".to_owned());
-    lines.untried("ESXi", format!("esxcli iscsi adapter param set -A vmhbaN -k FirstBurstLength -v {burst}"));
-    lines.untried(
-        "Windows",
-        "HKLM\\SYSTEM\\CurrentControlSet\\Control\\Class\\{4d36e97b-e325-11ce-bfc1-08002be10318}\\NNNN\\Parameters: \
-         InitialR2T 0, ImmediateData 1, FirstBurstLength, MaxBurstLength"
-            .to_owned(),
-    );
-}
-
-fn queue_depth(lines: &mut Lines, sizes: &Sizes) {
-    let depth = sizes.depth;
-    lines.tried(
-        "open-iscsi",
-        format!(
-            "iscsiadm -m node -o update -n node.session.queue_depth -v {depth}; \
-             iscsiadm -m node -o update -n node.session.cmds_max -v {}; then log in again",
-            (2 * depth).next_power_of_two().clamp(128, 2048)
-        ),
-    );
-    lines.tried(
-        "QEMU",
-        format!("qemu-img convert -m {} -W; a guest's disk: iodepth {depth} in the guest", depth.min(16)),
-    );
-    lines.tried(
-        "Linux",
-        format!(
-            "fio --iodepth={depth}; dd has one command outstanding: use a tool with more, or larger blocks"
-        ),
-    );
-    lines.tried("hikyaku", format!("hikyaku copy --depth {depth}"));
-    lines.untried(
-        "ESXi",
-        format!("esxcli system module parameters set -m iscsi_vmk -p iscsivmk_LunQDepth={depth}"),
-    );
-    lines.untried("Windows", format!("more outstanding requests in the program: diskspd -o{depth}"));
-}
-
-fn send_buffer(lines: &mut Lines, sizes: &Sizes, sender: Side) {
-    let buffer = sizes.buffer;
-    if sender == Side::Initiator {
-        lines.tried(
-            "open-iscsi",
-            format!(
-                "iscsiadm -m node -o update -n 'node.conn[0].tcp.window_size' -v {buffer}; \
-                 sysctl -w net.core.wmem_max={buffer}; then log in again (the default of 524288 sets SO_SNDBUF and ends autotuning; \
-                 0 leaves it to the kernel)"
-            ),
-        );
+    lines.tried("open-iscsi", Initiator, &iscsiadm(&settings), AGAIN);
+    // QEMU takes no more, whatever the target offers.
+    if !lines.peers.is("QEMU", Initiator) {
+        r2t_at_target(lines, burst);
     }
-    lines.tried("Linux", format!("sysctl -w net.ipv4.tcp_wmem='4096 65536 {}'", 2 * buffer));
-    lines.tried("hikyaku", "hikyaku watch --tune sets the buffer of the live socket".to_owned());
-    if sender == Side::Initiator {
-        lines.untried("ESXi", "no setting of the software initiator's send buffer is known".to_owned());
-        lines.untried("Windows", "netsh int tcp set global autotuninglevel=normal".to_owned());
-    }
-}
-
-fn receive_window(lines: &mut Lines, sizes: &Sizes, sender: Side) {
-    let buffer = sizes.buffer;
-    let place = if sender == Side::Initiator { "at the target" } else { "at the initiator" };
-    lines.tried("Linux", format!("sysctl -w net.ipv4.tcp_rmem='4096 131072 {}' ({place})", 2 * buffer));
-    if sender == Side::Target {
-        lines.tried(
-            "open-iscsi",
-            format!(
-                "iscsiadm -m node -o update -n 'node.conn[0].tcp.window_size' -v {buffer}; \
-                 sysctl -w net.core.rmem_max={buffer}; then log in again"
-            ),
-        );
-        lines.untried("Windows", "netsh int tcp set global autotuninglevel=normal".to_owned());
-    }
-}
-
-fn congestion(lines: &mut Lines) {
-    lines.tried("Linux", "sysctl -w net.ipv4.tcp_slow_start_after_idle=0".to_owned());
-    lines.tried("Linux", "ip route show: no `cwnd lock` on the route to the peer".to_owned());
-    lines.tried(
-        "Linux",
-        "sysctl -w net.core.default_qdisc=fq net.ipv4.tcp_congestion_control=bbr; then log in again"
-            .to_owned(),
-    );
-}
-
-fn loss(lines: &mut Lines) {
-    lines.tried(
-        "Linux",
-        "sysctl -w net.ipv4.tcp_congestion_control=bbr; then log in again: 0.1 % of loss costs it little"
-            .to_owned(),
-    );
-    lines.tried(
-        "Linux",
-        "ethtool -S DEVICE at both ends, and the switches' counters: where packets are dropped".to_owned(),
-    );
-}
-
-fn nagle(lines: &mut Lines) {
-    lines.tried("Linux", "the program has to set TCP_NODELAY; open-iscsi, LIO, tgt and QEMU do".to_owned());
-    lines.untried(
-        "Windows",
-        "TcpAckFrequency 1 and TCPNoDelay 1 below Tcpip\\Parameters\\Interfaces".to_owned(),
-    );
-    lines.untried("ESXi", "esxcli iscsi adapter param set -A vmhbaN -k DelayedAck -v false".to_owned());
-}
-
-fn local_device(lines: &mut Lines) {
-    lines.tried(
-        "Linux",
-        "tc -s qdisc show dev DEVICE: drops of the queueing discipline; a longer limit, or fq".to_owned(),
-    );
-    lines.tried("Linux", "ip link set DEVICE txqueuelen 10000".to_owned());
-}
-
-fn target(lines: &mut Lines) {
-    lines.tried("Linux", "iostat -x 1 at the target: whether its disks are busy".to_owned());
-    lines.tried("tgt", "a backing store with more threads: tgtd --nr_iothreads 32".to_owned());
-    lines.tried("LIO", "targetcli /backstores: write-back of a fileio store".to_owned());
-    lines.tried("hikyaku", "hikyaku status: the time of each layer".to_owned());
-}
-
-fn cipher(lines: &mut Lines) {
     lines.tried(
         "hikyaku",
-        "suite=AES-128-GCM where the processor has AES; several sessions use several cores".to_owned(),
+        Initiator,
+        "",
+        "copy with hikyaku copy: it offers the largest bursts, and the target's keys bound them",
+    );
+    lines.untried(
+        "ESXi",
+        Initiator,
+        &format!("esxcli iscsi adapter param set -A VMHBA -k FirstBurstLength -v {burst}"),
+        "",
+    );
+    lines.untried(
+        "Windows",
+        Initiator,
+        "",
+        "in the registry, HKLM\\SYSTEM\\CurrentControlSet\\Control\\Class\\{4d36e97b-e325-11ce-bfc1-08002be10318}\\NNNN\\Parameters: \
+         InitialR2T 0, ImmediateData 1, larger FirstBurstLength and MaxBurstLength",
     );
 }
 
-fn cpu(lines: &mut Lines) {
+/// What the target offers.
+fn r2t_at_target(lines: &mut Lines<'_>, burst: u64) {
     lines.tried(
-        "Linux",
-        "top -H -p PID: the busiest thread; the cgroup's cpu.stat: throttled time".to_owned(),
+        "LIO",
+        Target,
+        &format!(
+            "targetcli /iscsi/TARGET/tpg1 set parameter InitialR2T=No ImmediateData=Yes FirstBurstLength={burst} \
+             MaxBurstLength={BURST_MAX} MaxOutstandingR2T=16"
+        ),
+        "then the initiator logs in again",
     );
-    lines.tried("QEMU", "an iothread for the disk: -object iothread,id=io0".to_owned());
+    let tgt = [
+        ("FirstBurstLength", burst.to_string()),
+        ("MaxBurstLength", BURST_MAX.to_string()),
+        ("InitialR2T", "No".to_owned()),
+        ("ImmediateData", "Yes".to_owned()),
+        ("MaxOutstandingR2T", "16".to_owned()),
+    ]
+    .map(|(name, value)| {
+        format!("tgtadm --lld iscsi --op update --mode target --tid TID --name {name} --value {value}")
+    });
+    lines.tried("tgt", Target, &tgt.join("; "), "then the initiator logs in again");
 }
 
-fn think_time(lines: &mut Lines, sizes: &Sizes) {
+fn queue_depth(lines: &mut Lines<'_>, sizes: &Sizes) {
     let depth = sizes.depth;
+    let settings = [
+        ("node.session.queue_depth", depth.to_string()),
+        ("node.session.cmds_max", (2 * depth).next_power_of_two().clamp(128, 2048).to_string()),
+    ];
+    lines.tried(
+        "QEMU",
+        Initiator,
+        "",
+        &format!(
+            "add -m {} -W to qemu-img convert; for a guest's disk, iodepth {depth} in the guest",
+            depth.min(16)
+        ),
+    );
     lines.tried(
         "Linux",
-        format!("the program pauses between commands: more of them at once (iodepth {depth}), or read ahead"),
+        Initiator,
+        "",
+        &format!(
+            "let the program keep {depth} requests outstanding (fio --iodepth={depth}; dd has one: a tool with more, or \
+             larger blocks)"
+        ),
     );
-    lines.tried("QEMU", format!("qemu-img convert -m {} -W", depth.min(16)));
-    lines.tried("hikyaku", "hikyaku copy keeps the queue full".to_owned());
+    lines.tried("open-iscsi", Initiator, &iscsiadm(&settings), AGAIN);
+    lines.tried("hikyaku", Initiator, "", &format!("add --depth {depth} to hikyaku copy"));
+    lines.untried(
+        "ESXi",
+        Initiator,
+        &format!("esxcli system module parameters set -m iscsi_vmk -p iscsivmk_LunQDepth={depth}"),
+        "then restart the host",
+    );
+    lines.untried(
+        "Windows",
+        Initiator,
+        "",
+        &format!("let the program keep {depth} requests outstanding (diskspd -o{depth})"),
+    );
+}
+
+fn at(side: Side) -> &'static str {
+    match side {
+        Initiator => "at the initiator",
+        Target => "at the target",
+    }
+}
+
+fn send_buffer(lines: &mut Lines<'_>, sizes: &Sizes, sender: Side) {
+    let buffer = sizes.buffer;
+    if sender == Initiator {
+        let settings = [("node.conn[0].tcp.window_size", buffer.to_string())];
+        lines.tried(
+            "open-iscsi",
+            Initiator,
+            &format!("{}; sysctl -w net.core.wmem_max={buffer}", iscsiadm(&settings)),
+            &format!(
+                "{AGAIN}; the default of 524288 sets SO_SNDBUF and ends autotuning, 0 leaves it to the kernel"
+            ),
+        );
+    }
+    lines.tried(
+        "Linux",
+        sender,
+        &format!("sysctl -w net.ipv4.tcp_wmem='4096 65536 {}'", 2 * buffer),
+        &format!("{}; connections that begin later have it", at(sender)),
+    );
+    lines.tried(
+        "Linux",
+        sender,
+        "hikyaku watch --tune",
+        &format!("{}: enlarges the buffer of the live connection", at(sender)),
+    );
+    if sender == Initiator {
+        lines.untried("ESXi", Initiator, "", "no setting of the software initiator's send buffer is known");
+        lines.untried("Windows", Initiator, "netsh int tcp set global autotuninglevel=normal", "");
+    }
+}
+
+fn receive_window(lines: &mut Lines<'_>, sizes: &Sizes, sender: Side) {
+    let (buffer, receiver) = (sizes.buffer, sender.peer());
+    if receiver == Initiator {
+        let settings = [("node.conn[0].tcp.window_size", buffer.to_string())];
+        lines.tried(
+            "open-iscsi",
+            Initiator,
+            &format!("{}; sysctl -w net.core.rmem_max={buffer}", iscsiadm(&settings)),
+            AGAIN,
+        );
+    }
+    lines.tried(
+        "Linux",
+        receiver,
+        &format!("sysctl -w net.ipv4.tcp_rmem='4096 131072 {}'", 2 * buffer),
+        &format!("{}; connections that begin later have it", at(receiver)),
+    );
+    if receiver == Initiator {
+        lines.untried("Windows", Initiator, "netsh int tcp set global autotuninglevel=normal", "");
+    }
+}
+
+fn congestion(lines: &mut Lines<'_>, sender: Side) {
+    let here = at(sender);
+    lines.tried("Linux", sender, "sysctl -w net.ipv4.tcp_slow_start_after_idle=0", here);
+    lines.tried(
+        "Linux",
+        sender,
+        "ip route show | grep cwnd",
+        &format!("{here}: a route to the peer with `cwnd` or `cwnd lock` bounds the window"),
+    );
+    lines.tried(
+        "Linux",
+        sender,
+        "sysctl -w net.core.default_qdisc=fq net.ipv4.tcp_congestion_control=bbr",
+        &format!("{here}; then the initiator logs in again"),
+    );
+}
+
+fn loss(lines: &mut Lines<'_>, sender: Side) {
+    lines.tried(
+        "Linux",
+        sender,
+        "ethtool -S DEVICE | grep -E 'drop|err|disc'",
+        "at both ends, and the counters of the switches: where packets are dropped",
+    );
+    lines.tried(
+        "Linux",
+        sender,
+        "sysctl -w net.ipv4.tcp_congestion_control=bbr",
+        &format!("{}; then the initiator logs in again: 0.1 % of loss costs it little", at(sender)),
+    );
+}
+
+fn nagle(lines: &mut Lines<'_>, sender: Side) {
+    lines.tried(
+        "Linux",
+        sender,
+        "",
+        "the sending program must set TCP_NODELAY: open-iscsi, LIO, tgt, QEMU and hikyaku do, so look for a proxy or tunnel",
+    );
+    lines.untried(
+        "Windows",
+        Initiator,
+        "",
+        "in the registry, below Tcpip\\Parameters\\Interfaces: TcpAckFrequency 1 and TCPNoDelay 1",
+    );
+    lines.untried(
+        "ESXi",
+        Initiator,
+        "esxcli iscsi adapter param set -A VMHBA -k DelayedAck -v false",
+        "then restart the host",
+    );
+}
+
+fn local_device(lines: &mut Lines<'_>, sender: Side) {
+    let here = at(sender);
+    lines.tried(
+        "Linux",
+        sender,
+        "tc -s qdisc show dev DEVICE",
+        &format!("{here}: shows what its queueing discipline drops; a longer limit, or fq, drops less"),
+    );
+    lines.tried("Linux", sender, "ip link set DEVICE txqueuelen 10000", here);
+}
+
+fn target(lines: &mut Lines<'_>) {
+    lines.tried("tgt", Target, "", "start it with more threads for each disk: tgtd --nr_iothreads 32");
+    lines.tried(
+        "LIO",
+        Target,
+        "targetcli /backstores ls",
+        "a fileio store without write-back waits for the disk at each write",
+    );
+    lines.tried("hikyaku", Target, "hikyaku status", "at the target: the time of each layer");
+    lines.tried("Linux", Target, "iostat -x 1", "at the target: whether its disks are busy");
+}
+
+fn cipher(lines: &mut Lines<'_>) {
+    lines.tried(
+        "hikyaku",
+        Initiator,
+        "",
+        "suite=AES-128-GCM where the processor has AES; several sessions use several cores",
+    );
+}
+
+fn cpu(lines: &mut Lines<'_>, sender: Side) {
+    lines.tried(
+        "Linux",
+        sender,
+        "top -H -p PID",
+        &format!("{}: the busiest thread; cpu.stat of its cgroup has the throttled time", at(sender)),
+    );
+    if sender == Initiator {
+        lines.tried("QEMU", Initiator, "", "give the disk an iothread: -object iothread,id=io0");
+    }
+}
+
+fn think_time(lines: &mut Lines<'_>, sizes: &Sizes) {
+    let depth = sizes.depth;
+    lines.tried("QEMU", Initiator, "", &format!("add -m {} -W to qemu-img convert", depth.min(16)));
+    lines.tried(
+        "Linux",
+        Initiator,
+        "",
+        &format!("the program pauses between commands: let it keep more of them outstanding (iodepth {depth}), or read ahead"),
+    );
+    lines.tried("hikyaku", Initiator, "", "copy with hikyaku copy: it keeps the queue full");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(peers: &Peers, command: &str, remark: &str) -> String {
+        Lines { peers, cause: Cause::R2t, all: Vec::new() }.line(command, remark)
+    }
+
+    #[test]
+    fn a_line_can_be_typed_or_says_what_to_replace() {
+        let unknown = Peers::default();
+        assert_eq!(line(&unknown, "iostat -x 1", ""), "iostat -x 1");
+        assert_eq!(line(&unknown, "", "by hand"), "# by hand");
+        let device = line(&unknown, "ip link set DEVICE txqueuelen 1", "here");
+        assert!(device.starts_with("ip link set DEVICE txqueuelen 1  # replace DEVICE ("), "{device}");
+        assert!(device.ends_with("; here"), "{device}");
+        let portal = Some(("iqn.2026-11.a:TID".to_owned(), "[::1]:3260".to_owned()));
+        let known = Peers { portal, ..Peers::default() };
+        assert_eq!(line(&known, "x -T TARGET -p PORTAL", ""), "x -T iqn.2026-11.a:TID -p '[::1]:3260'");
+        assert_eq!(line(&known, "/iscsi/TARGET/tpg1", "then"), "/iscsi/iqn.2026-11.a:TID/tpg1  # then");
+    }
 }

@@ -1,7 +1,7 @@
 //! From evidence to a verdict.
 
 use super::predict::{self, NOTABLE};
-use super::{Cause, Evidence, Seconds, Verdict, advice, words};
+use super::{Cause, Evidence, Peers, Seconds, Verdict, advice, words};
 
 /// A second limit is named from this part of the first one's share on.
 const CLOSE: f64 = 0.8;
@@ -64,6 +64,11 @@ pub fn judge(evidence: &Evidence) -> Verdict {
     let second = ranked.get(1).map_or(0.0, |second| second.1);
     let confidence = confidence(&evidence, first, second, &others);
     verdict(&evidence, first.0, first.1, also, others, confidence)
+}
+
+/// Gives the verdict on this evidence the advice for these ends. [`judge`] gives that for ends that are not known.
+pub fn advise(verdict: &mut Verdict, evidence: &Evidence, peers: &Peers) {
+    verdict.advice = advice::lines(evidence, verdict, peers);
 }
 
 /// What the processor shows settles what a capture leaves open.
@@ -140,7 +145,7 @@ fn verdict(
         advice: Vec::new(),
         notes: Vec::new(),
     };
-    verdict.advice = advice::lines(evidence, &verdict);
+    verdict.advice = advice::lines(evidence, &verdict, &Peers::default());
     verdict.sentence = words::sentence(evidence, &verdict);
     verdict.notes = words::notes(evidence, &verdict);
     verdict

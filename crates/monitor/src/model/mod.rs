@@ -9,6 +9,7 @@ mod attribution;
 mod cause;
 mod evidence;
 mod judge;
+mod peers;
 pub mod predict;
 mod sampled;
 #[cfg(test)]
@@ -19,6 +20,7 @@ mod words;
 pub use attribution::Attribution;
 pub use cause::{Cause, Seconds};
 pub use evidence::{Caps, Cpu, Evidence, Path, Protocol, Source};
-pub use judge::judge;
+pub use judge::{advise, judge};
+pub use peers::{Peers, System};
 pub use sampled::{combined, sampled};
 pub use verdict::{Advice, Verdict};

@@ -7,7 +7,9 @@ use super::{Cause, Seconds};
 pub struct Advice {
     /// `open-iscsi`, `LIO`, `tgt`, `QEMU`, `Linux`, `hikyaku`, `ESXi`, `Windows`, ...
     pub system: &'static str,
-    /// A command or a setting, ready to type.
+    /// The limit that it is against: [`Verdict::limit`] or [`Verdict::also`].
+    pub cause: Cause,
+    /// A command to type; what follows `#` in it says what to replace in it, or what to do by hand.
     pub line: String,
     /// Whether this project has tried it.
     pub is_tried: bool,

@@ -38,7 +38,7 @@ fn limit(evidence: &Evidence, cause: Cause) -> String {
     match cause {
         Cause::R2t if protocol.r2t_bytes == 0 => format!("waits for R2Ts, a round trip of {rtt} each"),
         Cause::R2t => format!(
-            "waits for R2Ts: {} of a write for each, one round trip of {rtt} after the other ({} in a write)",
+            "waits for R2Ts: each permits {} of a write and comes a round trip of {rtt} after the one before, {} in a write",
             bytes(protocol.r2t_bytes as f64),
             protocol.r2t_rounds
         ),
@@ -71,8 +71,12 @@ fn limit(evidence: &Evidence, cause: Cause) -> String {
             )
         }
         Cause::LocalDevice => format!(
-            "the {sender}'s own network device or queueing discipline: {} packets were dropped before the network",
-            evidence.path.local_drops.unwrap_or(0)
+            "the {sender}'s own network device or queueing discipline, which drops packets before they reach the network{}",
+            match evidence.path.local_drops {
+                Some(times @ 1..) =>
+                    format!(" ({times} reductions of the congestion window without another reason)"),
+                _ => String::new(),
+            }
         ),
         Cause::Target => format!("the target: it takes {} of its own for a command", ms(protocol.target_s)),
         Cause::Cipher => "sealing or opening of data".to_owned(),
@@ -86,6 +90,11 @@ fn limit(evidence: &Evidence, cause: Cause) -> String {
         ),
         Cause::Unknown => "not known".to_owned(),
     }
+}
+
+fn share_of(evidence: &Evidence, cause: Cause) -> f64 {
+    let total = evidence.waits.total();
+    if total > 0.0 { evidence.waits[cause] / total } else { 0.0 }
 }
 
 fn ends(sender: Side) -> (&'static str, &'static str) {
@@ -127,15 +136,17 @@ pub(super) fn sentence(evidence: &Evidence, verdict: &Verdict) -> String {
         );
     }
     let mut text = format!(
-        "{rate}, limited by {} ({:.0} % of the time)",
-        limit(evidence, verdict.limit),
-        verdict.share * 100.0
+        "{rate}, limited {:.0} % of the time by {}",
+        verdict.share * 100.0,
+        limit(evidence, verdict.limit)
     );
     if let Some(also) = verdict.also {
-        text += &format!(", and about as much by {}", short(also));
+        let share = share_of(evidence, also) * 100.0;
+        text += &format!("; and {share:.0} % of the time by {}", short(also));
     }
     if let Some(expected) = verdict.expected_bytes_per_s.filter(|_| verdict.limit != Cause::LineRate) {
-        text += &format!("; without it about {}", mb(expected));
+        let without = if verdict.also.is_some() { short(verdict.limit) } else { "it" };
+        text += &format!("; without {without} about {}", mb(expected));
         if let Some(next) = verdict.next_limit {
             text += &format!(", then limited by {}", short(next));
         }
@@ -149,6 +160,14 @@ pub(super) fn sentence(evidence: &Evidence, verdict: &Verdict) -> String {
 pub(super) fn notes(evidence: &Evidence, verdict: &Verdict) -> Vec<String> {
     let mut notes = Vec::new();
     let (sender, _) = ends(evidence.sender);
+    let line = share_of(evidence, Cause::LineRate);
+    if !matches!(verdict.limit, Cause::LineRate | Cause::Unknown) && line > verdict.share {
+        notes.push(format!(
+            "The network's rate (line_rate) has more of the time, {:.0} %: data moves at the full rate then, and no setting \
+             shortens that. The limit is the largest part of the time that can be removed.",
+            line * 100.0
+        ));
+    }
     if !verdict.candidates.is_empty() {
         let names: Vec<_> = verdict.candidates.iter().map(|cause| short(*cause)).collect();
         let what = match verdict.limit {

@@ -10,6 +10,7 @@ mod bytes;
 mod columns;
 mod event;
 mod reader;
+mod report;
 mod writer;
 
 use std::collections::HashMap;
@@ -22,6 +23,7 @@ use crate::model::Cpu;
 use crate::sample::Sample;
 
 pub use reader::Reader;
+pub use report::analyze;
 pub use writer::Writer;
 
 const MAGIC: [u8; 4] = *b"HKWR";

@@ -211,7 +211,7 @@ impl Bins {
     pub const WIDTH_MIN_NS: u64 = 1_000_000;
 
     /// Adds to the bin of a moment. Earlier moments than the first count in the first bin.
-    pub(super) fn add(&mut self, at_ns: u64, value: u64) {
+    pub(crate) fn add(&mut self, at_ns: u64, value: u64) {
         if self.sums.is_empty() {
             *self = Self { from_ns: at_ns, width_ns: Self::WIDTH_MIN_NS, sums: Vec::new() };
         }

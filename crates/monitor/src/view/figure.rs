@@ -165,7 +165,7 @@ fn unit(unit: Unit, top: f64) -> (&'static str, f64) {
         units.iter().rev().find(|(_, size)| top >= *size).or(units.first()).copied().unwrap_or(("", 1.0))
     };
     match unit {
-        Unit::Bytes => of(&[("B", 1.0), ("kB", 1e3), ("MB", 1e6), ("GB", 1e9), ("TB", 1e12)]),
+        Unit::Bytes => of(&words::SIZES),
         Unit::BytesPerS => of(&[("B/s", 1.0), ("kB/s", 1e3), ("MB/s", 1e6), ("GB/s", 1e9), ("TB/s", 1e12)]),
         Unit::Nanoseconds => of(&[("ns", 1.0), ("us", 1e3), ("ms", 1e6), ("s", 1e9)]),
         Unit::Count => ("", 1.0),

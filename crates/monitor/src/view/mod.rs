@@ -26,6 +26,8 @@ pub struct Subject<'a> {
     pub series: &'a Series,
     /// Some or all of the commands, in the order of their start; [`Flow::commands`] counts all.
     pub commands: &'a [Command],
+    /// What could not be seen of the connection, besides the notes of the verdict.
+    pub notes: &'a [String],
 }
 
 /// What is known of a connection besides its evidence. Names may hold any character.

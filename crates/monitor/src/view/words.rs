@@ -3,9 +3,25 @@
 use crate::event::{Side, Vantage};
 use crate::model::{Cause, Source};
 
-/// Bytes in decimal units, three digits: `1.05 MB`.
+/// Units of sizes: binary, as everywhere in this program; those of rates are decimal.
+pub(super) const SIZES: [(&str, f64); 5] = [
+    ("B", 1.0),
+    ("KiB", 1024.0),
+    ("MiB", 1_048_576.0),
+    ("GiB", 1_073_741_824.0),
+    ("TiB", 1_099_511_627_776.0),
+];
+
+/// Bytes in binary units: exact if that is short (`256 KiB`), else with one decimal.
 pub(super) fn bytes(count: u64) -> String {
-    scaled(count as f64, &["B", "kB", "MB", "GB", "TB", "PB", "EB"])
+    let unit = SIZES.iter().rev().find(|(_, size)| count as f64 >= *size);
+    match unit {
+        Some((name, size)) if count.is_multiple_of(*size as u64) => {
+            format!("{} {name}", count / (*size as u64))
+        }
+        Some((name, size)) => format!("{:.1} {name}", count as f64 / size),
+        None => "0 B".to_owned(),
+    }
 }
 
 pub(super) fn rate(bytes_per_s: f64) -> String {
@@ -156,10 +172,10 @@ mod tests {
         let sizes = [
             (0, "0 B"),
             (999, "999 B"),
-            (1000, "1.00 kB"),
-            (1_048_576, "1.05 MB"),
-            (999_600, "1.00 MB"),
-            (u64::MAX, "18.4 EB"),
+            (1000, "1000 B"),
+            (1_048_576, "1 MiB"),
+            (999_600, "976.2 KiB"),
+            (u64::MAX, "16777216.0 TiB"),
         ];
         for (count, text) in sizes {
             assert_eq!(bytes(count), text);

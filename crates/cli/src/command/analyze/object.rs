@@ -41,6 +41,7 @@ fn flow(report: &FlowReport) -> Value {
         "initiator_name": flow.initiator_name,
         "target_name": flow.target_name,
         "vantage": vantage(flow.vantage),
+        "sampled": super::text::is_sampled(report),
         "rtt_ms": path.rtt_s.map(|seconds| rounded(seconds * 1e3)),
         "rtt_loaded_ms": path.rtt_loaded_s.map(|seconds| rounded(seconds * 1e3)),
         "seconds": rounded(report.seconds),
@@ -177,7 +178,14 @@ fn verdict(verdict: &Verdict) -> Value {
     let advice: Vec<_> = verdict
         .advice
         .iter()
-        .map(|advice| json!({ "system": advice.system, "line": advice.line, "tried": advice.is_tried }))
+        .map(|advice| {
+            json!({
+                "system": advice.system,
+                "limit": advice.cause.name(),
+                "line": advice.line,
+                "tried": advice.is_tried,
+            })
+        })
         .collect();
     let first = verdict.advice.first().map(|advice| format!("{}: {}", advice.system, advice.line));
     json!({

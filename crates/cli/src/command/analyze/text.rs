@@ -5,13 +5,18 @@ use std::time::Duration;
 use monitor::analysis::{FlowReport, Report};
 use monitor::command::{Direction, Times, Transfer};
 use monitor::event::{Side, Vantage};
+use monitor::model::Source;
 
 use crate::{output, units};
 
 /// Connections that are shown one by one.
 const FLOWS_SHOWN_MAX: usize = 8;
-/// Lines of advice for one connection.
+/// Lines of advice against one limit.
 const ADVICE_SHOWN_MAX: usize = 6;
+/// Programs of which one at most is the initiator.
+const INITIATORS: [&str; 4] = ["open-iscsi", "QEMU", "ESXi", "Windows"];
+/// Share of a connection's data below which a direction has no times of its own: inquiries, not the load.
+const MINOR: f64 = 0.01;
 
 pub(super) fn print(report: &Report) {
     for (number, flow) in report.flows.iter().take(FLOWS_SHOWN_MAX).enumerate() {
@@ -25,7 +30,7 @@ pub(super) fn print(report: &Report) {
         let of = units::counted(more, "more connection");
         output::line(&format!("\n{of} with less data: --json has them"));
     }
-    report.notes.iter().for_each(|note| wrapped("note: ", note));
+    report.notes.iter().for_each(|note| wrapped("note", note));
 }
 
 /// The verdict after a change, then what is not as it was.
@@ -55,18 +60,32 @@ pub(super) fn print_change(before: &Report, after: &Report) {
     for (when, report) in [("before", before), ("after", after)] {
         if report.flows.len() > 1 {
             let others = units::counted(report.flows.len() as u64 - 1, "connection");
-            output::line(&format!("note: {when}, {others} with less data: not compared"));
+            wrapped(&format!("note, {when}"), &format!("{others} with less data: not compared"));
         }
         for note in &report.notes {
-            wrapped(&format!("note, {when}: "), note);
+            wrapped(&format!("note, {when}"), note);
         }
     }
 }
 
 fn print_advice(report: &FlowReport) {
-    for advice in report.verdict.advice.iter().take(ADVICE_SHOWN_MAX) {
-        let untried = if advice.is_tried { "" } else { " (untried)" };
-        output::line(&format!("  {}{untried}: {}", advice.system, advice.line));
+    let verdict = &report.verdict;
+    let initiators = INITIATORS.iter().filter(|name| verdict.advice.iter().any(|line| line.system == **name));
+    if initiators.count() > 1 {
+        output::line("  Which programs the ends are is not known. For each that they can be:");
+    }
+    for cause in [Some(verdict.limit), verdict.also].into_iter().flatten() {
+        let lines: Vec<_> = verdict.advice.iter().filter(|advice| advice.cause == cause).collect();
+        if Some(cause) == verdict.also && !lines.is_empty() {
+            output::line(&format!("  Against {}:", cause.name()));
+        }
+        for advice in lines.iter().take(ADVICE_SHOWN_MAX) {
+            let untried = if advice.is_tried { "" } else { " (not tried by this project)" };
+            output::line(&format!("  {}{untried}: {}", advice.system, advice.line));
+        }
+        if lines.len() > ADVICE_SHOWN_MAX {
+            output::line(&format!("  {} more with --json", lines.len() - ADVICE_SHOWN_MAX));
+        }
     }
 }
 
@@ -78,11 +97,10 @@ fn print_flow(report: &FlowReport, is_one_of_many: bool) {
     wrapped("", &report.verdict.sentence);
     print_advice(report);
     output::line("");
-    let rows = rows(report);
+    let mut rows = rows(report);
+    let notes = report.verdict.notes.iter().chain(&report.notes);
+    rows.extend(notes.map(|note| ("note".to_owned(), note.clone())));
     lines(&output::pairs(&rows, output::columns()));
-    for note in report.verdict.notes.iter().chain(&report.notes) {
-        wrapped("note: ", note);
-    }
 }
 
 /// Text with words wrapped at the width of the terminal.
@@ -105,13 +123,18 @@ fn rows(report: &FlowReport) -> Vec<Row> {
     let name = |name: &Option<String>| name.as_ref().map(|name| format!(" {name}")).unwrap_or_default();
     row("initiator", flow.initiator.clone() + &name(&flow.initiator_name));
     row("target", flow.target.clone() + &name(&flow.target_name));
-    row("captured", captured(report));
+    row(if is_sampled(report) { "sampled" } else { "captured" }, captured(report));
+    row("data", data(report));
     row("round trip", round_trip(report));
+    let load = report.evidence.data_bytes as f64;
     for (transfer, name, of_one) in [(Transfer::Write, "writes", "write"), (Transfer::Read, "reads", "read")]
     {
         let direction = report.summary.direction(transfer);
+        let is_minor = (direction.bytes as f64) < load * MINOR;
         if direction.count > 0 {
             row(name, commands(direction));
+        }
+        if direction.count > 0 && !is_minor {
             row(&format!("{of_one} times"), times(direction, transfer));
             if direction.r2t_bytes.most() > 0 {
                 row("R2Ts", r2ts(direction));
@@ -119,7 +142,9 @@ fn rows(report: &FlowReport) -> Vec<Row> {
         }
     }
     row("in flight", in_flight(report));
-    row("packets", packets(report));
+    if !is_sampled(report) || report.evidence.path.data_packets > 0 {
+        row("packets", packets(report));
+    }
     if !flow.negotiated.is_empty() {
         let keys: Vec<_> = flow.negotiated.iter().map(|(key, value)| format!("{key}={value}")).collect();
         row("negotiated", keys.join(" "));
@@ -131,6 +156,11 @@ fn rows(report: &FlowReport) -> Vec<Row> {
     rows
 }
 
+/// Whether no packet was seen.
+pub(super) fn is_sampled(report: &FlowReport) -> bool {
+    matches!(report.evidence.source, Source::Probe(_))
+}
+
 fn captured(report: &FlowReport) -> String {
     let place = match report.flow.vantage {
         Vantage::At(Side::Initiator) => "at the initiator",
@@ -138,11 +168,31 @@ fn captured(report: &FlowReport) -> String {
         Vantage::Between => "between the ends",
         Vantage::Unknown => "at an unknown place",
     };
-    let (seconds, frames) = (report.seconds, units::counted(report.flow.frames, "frame"));
-    format!("{place}, {frames} in {}", time(seconds))
+    let seconds = time(report.seconds);
+    if is_sampled(report) {
+        return format!("{place} for {seconds}, without packets");
+    }
+    format!("{place}, {} in {seconds}", units::counted(report.flow.frames, "frame"))
 }
 
+/// What the rate of the verdict is of.
+fn data(report: &FlowReport) -> String {
+    let evidence = &report.evidence;
+    let end = if evidence.sender == Side::Initiator { "initiator" } else { "target" };
+    format!(
+        "{} from the {end} in {}, the time that is judged: {}",
+        units::bytes(evidence.data_bytes),
+        time(evidence.seconds),
+        units::rate(report.verdict.bytes_per_s)
+    )
+}
+
+/// A time in the unit that leaves one to three digits before the point.
 fn time(seconds: f64) -> String {
+    if (0.01..1.0).contains(&seconds) {
+        let ms = seconds * 1e3;
+        return if ms < 99.95 { format!("{ms:.1} ms") } else { format!("{ms:.0} ms") };
+    }
     units::duration(Duration::try_from_secs_f64(seconds).unwrap_or_default())
 }
 
@@ -161,34 +211,36 @@ fn commands(direction: &Direction) -> String {
         failed => format!(", {failed} failed"),
     };
     format!(
-        "{} of {}, depth {} (at most {}), {}{failed}",
+        "{} of {}, {} outstanding (at most {}){failed}",
         direction.count,
         units::bytes(direction.sizes.median()),
         direction.depths.median(),
         direction.depths.most(),
-        units::rate(direction.bytes_per_s()),
     )
 }
 
 fn times(direction: &Direction, transfer: Transfer) -> String {
-    let of = |times: &Times| format!("{} (p99 {})", time(times.seconds(0.5)), time(times.seconds(0.99)));
+    let of = |times: &Times| format!("{} ({})", time(times.seconds(0.5)), time(times.seconds(0.99)));
     let (ta, tb, tc) = (of(&direction.ta), of(&direction.tb), of(&direction.tc));
     let target = time(direction.target.seconds(0.5));
     match transfer {
-        Transfer::Write => {
-            format!("data Ta {ta}, to the response Tb {tb}, to the next command Tc {tc}, target {target}")
-        }
-        Transfer::Read => {
-            format!("to the first data Tb {tb}, data Ta {ta}, to the next command Tc {tc}, target {target}")
-        }
+        Transfer::Write => format!(
+            "Ta, first to last data, {ta}; Tb, then to the response, {tb}; Tc, then to the next command, {tc}; the target alone \
+             {target}: medians (99th percentiles)"
+        ),
+        Transfer::Read => format!(
+            "Tb, command to first data, {tb}; Ta, first to last data, {ta}; Tc, response to the next command, {tc}; the target \
+             alone {target}: medians (99th percentiles)"
+        ),
     }
 }
 
 fn r2ts(direction: &Direction) -> String {
+    let rounds = direction.r2t_rounds.median();
     format!(
-        "{} for each, {} waits in a command, {} sent without",
+        "each permits {}; a write waits {rounds} time{} for one, and sends {} without",
         units::bytes(direction.r2t_bytes.median()),
-        direction.r2t_rounds.median(),
+        if rounds == 1 { "" } else { "s" },
         units::bytes(direction.unsolicited.median())
     )
 }

@@ -1,11 +1,11 @@
-//! Files that `analyze` writes. One that exists is replaced only if `analyze` wrote it; it appears when it is complete.
+//! Files that `analyze` writes. One that exists is replaced only if `analyze` wrote it; all appear when all are complete.
 
 use std::fs;
-use std::io::{BufWriter, Write};
+use std::io::{self, BufWriter, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use job::{Place, Readers};
+use job::{Place, Readers, Stop};
 use monitor::analysis::{Report, Seen};
 use monitor::capture::{Comments, Frame, pcapng, slim};
 use monitor::event::{Event, Side};
@@ -133,16 +133,19 @@ impl Outputs {
         Ok(())
     }
 
-    /// Writes what needs the whole analysis, and completes all files. With `before`, the page compares both.
+    /// Writes what needs the whole analysis, then moves all files to their paths. With `before`, the page compares both. A
+    /// signal that comes meanwhile ends the writing, and none of the files appears.
     pub(super) fn finish(
         self,
         context: &Context,
         before: Option<&Report>,
         report: &Report,
     ) -> Result<(), Failure> {
+        let mut whole =
+            Whole { places: Vec::new(), stop: &context.stop, is_ending: context.stop.is_requested() };
         if let Some((place, writer, _)) = self.commented {
             writer.finish().map_err(|error| place.failure(error))?;
-            place.complete()?;
+            whole.places.push(place);
         }
         if let Some((place, writer, _)) = self.slim {
             let (_, summary) = writer.finish().map_err(|error| place.failure(error))?;
@@ -150,42 +153,124 @@ impl Outputs {
                 let packets = units::counted(summary.incomplete, "packet");
                 context.warn(&format!("{packets} of the capture without payload lack headers of PDUs"));
             }
-            place.complete()?;
+            whole.places.push(place);
         }
         let subjects: Vec<_> = report.flows.iter().map(|flow| flow.subject()).collect();
         if let Some(place) = self.html {
-            let before = before.and_then(|report| report.flows.first()).map(|flow| flow.subject());
-            place.write(|out| match (before, subjects.first()) {
-                (Some(before), Some(after)) => html::compare(out, &before, after),
-                _ => html::write(out, &subjects),
+            let before_subject = before.and_then(|report| report.flows.first()).map(|flow| flow.subject());
+            whole.add(place, |out| match (before_subject, subjects.first()) {
+                (Some(one), Some(after)) => {
+                    let notes = before.map_or(&[][..], |report| &report.notes);
+                    html::compare(out, &one, after, [notes, &report.notes])
+                }
+                _ => html::write(out, &subjects, &report.notes),
             })?;
         }
         for (number, subject) in subjects.iter().take(PICTURED_MAX).enumerate() {
             if let Some(directory) = &self.svg {
-                figures(directory, number, subject)?;
+                figures(&mut whole, directory, number, subject)?;
             }
             if let Some(directory) = &self.xpl {
-                graphs(directory, number, subject)?;
+                graphs(&mut whole, directory, number, subject)?;
             }
+        }
+        whole.complete()
+    }
+}
+
+/// Results whose content is written and that wait to be moved to their paths.
+struct Whole<'a> {
+    places: Vec<Place>,
+    stop: &'a Stop,
+    /// A signal ended the reading: what was read is written.
+    is_ending: bool,
+}
+
+impl Whole<'_> {
+    fn is_stopped(&self) -> bool {
+        !self.is_ending && self.stop.is_requested()
+    }
+
+    fn stopped(&self) -> Result<(), Failure> {
+        if self.is_stopped() { Err(self.stop.failure("write", "the results")) } else { Ok(()) }
+    }
+
+    fn add(
+        &mut self,
+        place: Place,
+        content: impl FnOnce(&mut Stoppable<'_>) -> io::Result<()>,
+    ) -> Result<(), Failure> {
+        self.stopped()?;
+        let mut out = place.writer()?;
+        let mut stoppable = Stoppable { out: &mut out, whole: self };
+        let written = content(&mut stoppable).and_then(|()| out.flush());
+        self.stopped()?;
+        written.map_err(|error| place.failure(error))?;
+        self.places.push(place);
+        Ok(())
+    }
+
+    fn complete(self) -> Result<(), Failure> {
+        self.stopped()?;
+        let mut complete = Vec::new();
+        for place in self.places {
+            let name = place.path().display().to_string();
+            if let Err(failure) = place.complete() {
+                if complete.is_empty() {
+                    return Err(failure);
+                }
+                let hint = [&failure.hint, "these are written:", &complete.join(" ")].map(str::to_owned);
+                return Err(failure.clone().hint(hint.join(" ").trim().to_owned()));
+            }
+            complete.push(name);
         }
         Ok(())
     }
 }
 
-fn figures(directory: &Path, number: usize, subject: &Subject<'_>) -> Result<(), Failure> {
+/// Ends the writing at a signal.
+struct Stoppable<'a> {
+    out: &'a mut BufWriter<fs::File>,
+    whole: &'a Whole<'a>,
+}
+
+impl Write for Stoppable<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.whole.is_stopped() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        self.out.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
+    }
+}
+
+fn figures(
+    whole: &mut Whole<'_>,
+    directory: &Path,
+    number: usize,
+    subject: &Subject<'_>,
+) -> Result<(), Failure> {
     for figure in svg::figures(subject) {
         let path = directory.join(format!("{}-{}.svg", number + 1, figure.name));
         let place = Place::new(&path, "figure", &[svg::MARK.as_bytes()], Readers::All)?;
-        place.write(|out| out.write_all(figure.text.as_bytes()))?;
+        whole.add(place, |out| out.write_all(figure.text.as_bytes()))?;
     }
     Ok(())
 }
 
-fn graphs(directory: &Path, number: usize, subject: &Subject<'_>) -> Result<(), Failure> {
+fn graphs(
+    whole: &mut Whole<'_>,
+    directory: &Path,
+    number: usize,
+    subject: &Subject<'_>,
+) -> Result<(), Failure> {
     let marks = xpl::MARKS.map(str::as_bytes);
     for from in [Side::Initiator, Side::Target] {
         let place = Place::new(&directory.join(xpl::name(number, from)), "graph", &marks, Readers::All)?;
-        place.write(|out| xpl::write(out, subject, from))?;
+        whole.add(place, |out| xpl::write(out, subject, from))?;
     }
     Ok(())
 }

@@ -7,18 +7,23 @@ use super::super::{Subject, words};
 use super::{details, facts, foot, head, section, verdict};
 
 /// Writes a page about the same load before and after a change: both verdicts, the facts that differ, then each
-/// connection's facts, charts and commands.
+/// connection's facts, charts and commands. `notes` are those on each of the two captures.
 ///
 /// # Errors
 /// Those of `out`.
-pub fn compare(out: &mut impl Write, before: &Subject<'_>, after: &Subject<'_>) -> io::Result<()> {
+pub fn compare(
+    out: &mut impl Write,
+    before: &Subject<'_>,
+    after: &Subject<'_>,
+    notes: [&[String]; 2],
+) -> io::Result<()> {
     let (old, new) = (before.verdict.bytes_per_s, after.verdict.bytes_per_s);
     let change = if old > 0.0 { format!(", {:.2} times", new / old) } else { String::new() };
     head(out, &format!("{} to {}{change}", words::rate(old), words::rate(new)))?;
     out.write_all(b"<div class=\"pair\">\n")?;
     for (name, subject) in [("Before", before), ("After", after)] {
         writeln!(out, "<div><p class=\"ends\">{name}: {}</p>", markup(&subject.flow.source))?;
-        verdict::write(out, subject.verdict)?;
+        verdict::write(out, subject)?;
         out.write_all(b"</div>\n")?;
     }
     out.write_all(b"</div>\n")?;
@@ -27,6 +32,10 @@ pub fn compare(out: &mut impl Write, before: &Subject<'_>, after: &Subject<'_>) 
         section(out, id, subject)?;
         writeln!(out, "<h2>{name}</h2>")?;
         details(out, subject)?;
+    }
+    for (title, notes) in ["Notes on what was read before", "Notes on what was read after"].iter().zip(notes)
+    {
+        verdict::notes(out, title, notes.iter())?;
     }
     foot(out)
 }

@@ -41,12 +41,12 @@ const SCRIPT: &str = concat!(
     "})();\n",
 );
 
-/// Writes the page about the connections of one analysis, the most important first. Beyond [`PAGE_FLOWS_MAX`] they are
-/// only listed.
+/// Writes the page about the connections of one analysis, the most important first, and what keeps the analysis from being
+/// whole. Beyond [`PAGE_FLOWS_MAX`] connections are only listed.
 ///
 /// # Errors
 /// Those of `out`.
-pub fn write(out: &mut impl Write, subjects: &[Subject<'_>]) -> io::Result<()> {
+pub fn write(out: &mut impl Write, subjects: &[Subject<'_>], notes: &[String]) -> io::Result<()> {
     let title = match subjects {
         [] => "No iSCSI connection was found".to_owned(),
         [first, ..] => format!("What limits {}", first.flow.source),
@@ -58,9 +58,10 @@ pub fn write(out: &mut impl Write, subjects: &[Subject<'_>]) -> io::Result<()> {
     for (index, subject) in subjects.iter().take(PAGE_FLOWS_MAX).enumerate() {
         let id = format!("flow-{index}");
         section(out, &id, subject)?;
-        verdict::write(out, subject.verdict)?;
+        verdict::write(out, subject)?;
         details(out, subject)?;
     }
+    verdict::notes(out, "Notes on what was read", notes.iter())?;
     foot(out)
 }
 

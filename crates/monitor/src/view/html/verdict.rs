@@ -3,10 +3,11 @@
 use std::io::{self, Write};
 
 use super::super::escape::markup;
-use super::super::words;
+use super::super::{Subject, words};
 use crate::model::{Advice, Cause, Seconds, Verdict};
 
-pub(super) fn write(out: &mut impl Write, verdict: &Verdict) -> io::Result<()> {
+pub(super) fn write(out: &mut impl Write, subject: &Subject<'_>) -> io::Result<()> {
+    let verdict = subject.verdict;
     writeln!(out, "<h2 class=\"verdict\">{}</h2>", markup(&verdict.sentence))?;
     figures(out, verdict)?;
     bar(out, &verdict.waits)?;
@@ -15,14 +16,24 @@ pub(super) fn write(out: &mut impl Write, verdict: &Verdict) -> io::Result<()> {
         verdict.advice.iter().try_for_each(|advice| line(out, advice))?;
         out.write_all(b"</ul>\n")?;
     }
-    if !verdict.notes.is_empty() {
-        out.write_all(b"<h3>Notes</h3>\n<ul>\n")?;
-        for note in &verdict.notes {
-            writeln!(out, "<li>{}</li>", markup(note))?;
-        }
-        out.write_all(b"</ul>\n")?;
+    notes(out, "Notes", verdict.notes.iter().chain(subject.notes))
+}
+
+/// Notes with a title; nothing without any.
+pub(super) fn notes<'a>(
+    out: &mut impl Write,
+    title: &str,
+    notes: impl Iterator<Item = &'a String>,
+) -> io::Result<()> {
+    let mut notes = notes.peekable();
+    if notes.peek().is_none() {
+        return Ok(());
     }
-    Ok(())
+    writeln!(out, "<h3>{title}</h3>\n<ul>")?;
+    for note in notes {
+        writeln!(out, "<li>{}</li>", markup(note))?;
+    }
+    out.write_all(b"</ul>\n")
 }
 
 /// The figures of the verdict, each with its name.
