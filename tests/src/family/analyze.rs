@@ -1,7 +1,9 @@
 //! `analyze`: times of commands beside what tshark finds in the same packets; results in every form; hostile names; what is
 //! refused.
 
+mod inputs;
 mod limits;
+mod recordings;
 mod story;
 mod times;
 
@@ -59,7 +61,13 @@ fn forms(context: &Context) -> Result<()> {
     }
     let verdict = |file: &str| -> Result<Value> {
         let value = run(context, dir.path(), &[file, "--json"])?.success()?.json()?;
-        Ok(value["flows"][0]["verdict"].clone())
+        let mut verdict = value["flows"][0]["verdict"].clone();
+        // Advice has the name of the target, which a capture for others lacks.
+        let lines = verdict
+            .as_object_mut()
+            .and_then(|verdict| Some((verdict.remove("advice")?, verdict.remove("advice_lines")?)));
+        ensure!(lines.is_some(), "{verdict}");
+        Ok(verdict)
     };
     let whole = verdict("made.pcap")?;
     ensure!(verdict("c.pcapng")? == whole && verdict("s.pcapng")? == whole, "{whole}");
@@ -111,6 +119,11 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
     cases.check("made-by-hand", || made_by_hand(context));
     cases.check("forms-and-hostile-names", || forms(context));
     cases.check("two-captures", || two(context));
+    cases.check("mistakes", || inputs::mistakes(context));
+    cases.check("standard-output", || inputs::standard_output(context));
+    cases.check("results-appear-together", || inputs::together(context));
+    cases.check("a-signal-ends-the-reading", || inputs::signal(context));
+    cases.check("recordings", || recordings::examine(context));
     story::examine(context, cases);
     times::examine(context, cases)?;
     limits::examine(context, cases)

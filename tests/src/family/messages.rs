@@ -51,8 +51,9 @@ const ROWS: &[Row] = &[
         "no-capture",
         &["analyze", "disk.img"],
         1,
-        "error: cannot read the capture disk.img: this is no capture: it begins with ...; pcap, pcapng and gzip of them are read. Make one \
-         with `tcpdump -i IFACE -s 256 -w FILE.pcap port 3260`, or convert with `editcap -F pcapng FILE NEW.pcapng`",
+        "error: cannot read the capture disk.img: this is no capture: it begins with ...; pcap, pcapng and gzip of them are read, and \
+         recordings of `hikyaku watch`. Make one with `tcpdump -i any -s 256 -w slow.pcap tcp port 3260`, or convert one with `editcap -F \
+         pcapng FILE NEW.pcapng`",
     ),
     (
         "standard-input-twice",

@@ -10,14 +10,11 @@ pub enum CaptureError {
     )]
     Empty,
     #[error(
-        "this is no capture: it begins with {0}; pcap, pcapng and gzip of them are read. Make one with \
-         `tcpdump -i IFACE -s 256 -w FILE.pcap port 3260`, or convert with `editcap -F pcapng FILE NEW.pcapng`"
+        "this is no capture: it begins with {0}; pcap, pcapng and gzip of them are read, and recordings of `hikyaku watch`. Make \
+         one with `tcpdump -i any -s 256 -w slow.pcap tcp port 3260`, or convert one with `editcap -F pcapng FILE NEW.pcapng`"
     )]
     Unrecognised(String),
-    #[error(
-        "this is a recording of `hikyaku watch`, which is not analysed yet: `watch` itself names the limit; for a page, \
-         capture the packets with `tcpdump -i IFACE -s 256 -w FILE.pcap port 3260`"
-    )]
+    #[error("this is a recording of `hikyaku watch` within gzip: `gzip -dc FILE | hikyaku analyze -`")]
     Recording,
     #[error("this is compressed by {program}, which is not read: `{program} -dc FILE | hikyaku analyze -`")]
     Compressed { program: &'static str },

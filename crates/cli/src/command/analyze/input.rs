@@ -3,6 +3,7 @@
 use std::fs::{self, File};
 use std::io::{self, Cursor, Read};
 use std::os::fd::AsFd;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use job::Stop;
@@ -45,7 +46,10 @@ pub(super) fn open(file: &Path, stop: &Stop) -> Result<Source, Failure> {
     let opened = if is_stdin(file) {
         File::from(io::stdin().as_fd().try_clone_to_owned().map_err(failed)?)
     } else {
-        File::open(file).map_err(|error| unopened(file, error))?
+        // The open of a FIFO without a writer would wait, whatever signal comes.
+        let mut options = File::options();
+        let opened = options.read(true).custom_flags(libc::O_NONBLOCK).open(file);
+        opened.map_err(|error| unopened(file, error))?
     };
     let metadata = opened.metadata().map_err(failed)?;
     if metadata.is_dir() {
@@ -77,7 +81,8 @@ impl Read for Input {
                 continue;
             }
             match self.file.read(buffer) {
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error)
+                    if matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock) => {}
                 result => return result,
             }
         }
@@ -148,8 +153,8 @@ pub(super) fn nothing(files: &[PathBuf], is_recording: bool, report: &Report, st
             .hint(format!("capture while the slow load runs: {CAPTURE}"));
     }
     if frames.tcp == 0 {
-        let kinds: Vec<_> = frames.others().map(|(kind, count)| format!("{count} {kind}")).collect();
-        return failure(format!("{cause} ({})", kinds.join(", ")))
+        let kinds: Vec<_> = frames.others().map(|(kind, count)| format!("{kind}: {count}")).collect();
+        return failure(format!("{cause}; {}", kinds.join(", ")))
             .hint(format!("capture the connection's packets on an Ethernet or IP interface: {CAPTURE}"));
     }
     let first = files.last().filter(|file| !is_stdin(file));
