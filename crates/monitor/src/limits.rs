@@ -139,6 +139,9 @@ pub(crate) const PAGE_COMMANDS_MAX: usize = 20;
 /// which that is looked at: one frame can hold a thousand commands, and a command takes some 500 bytes.
 pub const HELD_BYTES_MAX: usize = 64 << 20;
 pub const HELD_CHECK_EVENTS: u32 = 1 << 16;
+/// Events, of some 100 bytes, that wait until the connections handle them; and those of one frame. Fewer are slower where
+/// a thousand connections take turns.
+pub const EVENTS_QUEUED_MAX: usize = 1 << 15;
 /// Most connections of an analysis whose commands and points are kept in detail.
 pub const DETAILED_FLOWS_MAX: usize = 32;
 // The model.

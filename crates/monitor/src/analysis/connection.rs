@@ -2,7 +2,7 @@
 
 use super::keys;
 use super::report::FlowReport;
-use crate::command::{Command, Counts, Kept, Shares, Summary, Tracker};
+use crate::command::{Command, Counts, Kept, Keys, Shares, Summary, Tracker};
 use crate::event::{Distances, Event, Kind, Side};
 use crate::flow::{Flow, Framing};
 use crate::model::{Attribution, Evidence, Peers, advise, judge};
@@ -21,8 +21,6 @@ pub(super) struct Connection {
     kept: Kept,
     collector: Option<Collector>,
     distances: Distances,
-    /// Whether the keys of the login are set; they are all known when the first command starts.
-    has_keys: bool,
     /// Outstanding commands that the collector has seen last.
     outstanding: u32,
 }
@@ -45,7 +43,6 @@ impl Connection {
             kept: Kept::new(shares, seed),
             collector: (points_max > 0).then(|| Collector::new(points_max)),
             distances: Distances::default(),
-            has_keys: false,
             outstanding: 0,
         }
     }
@@ -66,18 +63,12 @@ impl Connection {
         }
     }
 
-    /// Whether commands have begun, and [`Connection::set_keys`] was not called.
-    pub(super) fn wants_keys(&self) -> bool {
-        !self.has_keys && self.live.as_ref().is_some_and(|live| live.tracker.counts().commands > 0)
-    }
-
-    pub(super) fn set_keys(&mut self, flow: &Flow) {
-        let keys = keys::for_commands(&keys::negotiated(flow));
+    /// What the login agreed on.
+    pub(super) fn set_keys(&mut self, keys: Keys) {
         if let Some(live) = &mut self.live {
             live.tracker.set_keys(keys);
             live.attribution.set_first_burst(keys.first_burst_length);
         }
-        self.has_keys = true;
     }
 
     /// `see` gets the commands that are complete.

@@ -5,6 +5,7 @@
 
 mod connection;
 mod keys;
+mod queue;
 mod report;
 #[cfg(test)]
 mod tests;
@@ -17,6 +18,7 @@ use std::net::SocketAddr;
 pub use report::{FlowReport, Report};
 
 use self::connection::Connection;
+use self::queue::{Item, Queue};
 use crate::capture;
 use crate::command::{Command, Shares};
 use crate::event::Event;
@@ -74,6 +76,8 @@ pub struct Analyzer {
     options: Options,
     table: Table,
     connections: Connections,
+    /// What packets showed and connections have not handled yet.
+    queue: Queue,
     added: usize,
     /// Connections that have left the table.
     finished: Vec<(Flow, Connection)>,
@@ -102,6 +106,7 @@ impl Analyzer {
             options,
             table,
             connections: Connections::default(),
+            queue: Queue::default(),
             added: 0,
             finished: Vec::new(),
             forgotten: 0,
@@ -116,43 +121,68 @@ impl Analyzer {
         self.table.set_window_scale(from, to, scale);
     }
 
+    /// Takes the next packet. What it shows is handled at the latest when [`Analyzer::finish`] is called.
     pub fn handle(&mut self, packet: &Packet<'_>) {
-        self.handle_seen(packet, |_| {});
+        self.take(packet, |_| {});
+        if self.queue.is_full() {
+            self.release(|_| {});
+        }
     }
 
     /// Handles a packet and shows what it held to `see`, in order.
     pub fn handle_seen(&mut self, packet: &Packet<'_>, mut see: impl FnMut(Seen<'_>)) {
+        self.release(|_| {});
+        self.take(packet, &mut see);
+        self.release(see);
+    }
+
+    /// Queues what the packet shows. `see` gets what has to be handled meanwhile.
+    fn take(&mut self, packet: &Packet<'_>, mut see: impl FnMut(Seen<'_>)) {
         self.ended_ns = self.ended_ns.max(packet.at_ns);
         let (connections, options, added) = (&mut self.connections, &self.options, &mut self.added);
+        let queue = &mut self.queue;
         let mut events = 0;
         let belongs = self.table.push(packet, &mut |id, event| {
             events += 1;
-            let connection = match connections.get_mut(&id) {
-                Some(connection) => connection,
-                None => {
-                    *added += 1;
-                    add(connections, id, options, *added - 1)
-                }
-            };
-            see(Seen::Event(id.number(), event));
-            connection.handle(event, |command| see(Seen::Command(command)));
+            if queue.push(id, Item::Event(event.clone())) {
+                *added += 1;
+                add(connections, id, options, *added - 1);
+            }
         });
-        if let Belongs::To(id) = belongs
-            && let Some(connection) = self.connections.get_mut(&id)
-        {
-            connection.set_distances(self.table.distances(id));
-            if connection.wants_keys()
+        if let Belongs::To(id) = belongs {
+            self.queue.set_distances(id, self.table.distances(id));
+            if self.queue.wants_keys(id)
                 && let Some(flow) = self.table.flow(id)
             {
-                connection.set_keys(&flow);
+                let keys = keys::for_commands(&keys::negotiated(&flow));
+                self.queue.push(id, Item::Keys(keys));
             }
         }
-        self.collect();
+        self.collect(&mut see);
         self.unchecked = self.unchecked.saturating_sub(1 + events);
         if self.unchecked == 0 {
             self.unchecked = HELD_CHECK_EVENTS;
+            self.release(see);
             self.fold(HELD_BYTES_MAX);
         }
+    }
+
+    /// Lets the connections handle all that is queued, one after the other.
+    fn release(&mut self, mut see: impl FnMut(Seen<'_>)) {
+        let connections = &mut self.connections;
+        self.queue.drain(|id, items| {
+            let Some(connection) = connections.get_mut(&id) else { return };
+            for item in items {
+                match item {
+                    Item::Event(event) => {
+                        see(Seen::Event(id.number(), event));
+                        connection.handle(event, |command| see(Seen::Command(command)));
+                    }
+                    Item::Distances(distances) => connection.set_distances(*distances),
+                    Item::Keys(keys) => connection.set_keys(*keys),
+                }
+            }
+        });
     }
 
     /// Leaves those that hold most with the results that they have, until all together hold at most `most` bytes. Only
@@ -178,8 +208,9 @@ impl Analyzer {
     }
 
     /// Takes the connections that have left the table. Beyond [`FLOWS_REPORTED_MAX`] those with least data are forgotten.
-    fn collect(&mut self) {
+    fn collect(&mut self, mut see: impl FnMut(Seen<'_>)) {
         while let Some(flow) = self.table.poll_finished() {
+            self.release(&mut see);
             // One without an event has shown nothing.
             let Some(mut connection) = self.connections.remove(&flow.id) else { continue };
             connection.settle();
@@ -198,8 +229,9 @@ impl Analyzer {
 
     /// What was found in `source`, the name of what was read.
     pub fn finish(mut self, source: &str, frames: capture::Counts, notes: &[capture::Note]) -> Report {
+        self.release(|_| {});
         self.table.finish();
-        self.collect();
+        self.collect(|_| {});
         self.shrink();
         let mut notes: Vec<_> = notes.iter().map(ToString::to_string).collect();
         if self.forgotten > 0 {
@@ -227,18 +259,12 @@ fn data_bytes(flow: &Flow) -> u64 {
 }
 
 /// Adds the connection that is number `added`, from 0.
-fn add<'a>(
-    connections: &'a mut Connections,
-    id: FlowId,
-    options: &Options,
-    added: usize,
-) -> &'a mut Connection {
+fn add(connections: &mut Connections, id: FlowId, options: &Options, added: usize) {
     let is_detailed = added < DETAILED_FLOWS_MAX;
     let shares = if is_detailed { SHARES } else { SHARES_SMALL };
     let points = if options.has_pictures && is_detailed { SERIES_POINTS_MAX / (added + 1) } else { 0 };
     if points > 0 {
         connections.values_mut().for_each(|connection| connection.limit_points(points));
     }
-    let connection = Connection::new(shares, options.seed.wrapping_add(added as u64), points);
-    connections.entry(id).insert_entry(connection).into_mut()
+    connections.insert(id, Connection::new(shares, options.seed.wrapping_add(added as u64), points));
 }

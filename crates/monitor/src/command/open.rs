@@ -50,6 +50,8 @@ pub(super) struct Open {
     pub(super) target_ns: u64,
     pub(super) first_data_ns: Option<u64>,
     pub(super) last_data_ns: Option<u64>,
+    /// Offset of the command in the initiator's stream; 0 if it passed unseen.
+    pub(super) sent_from: u64,
     /// Offset in the initiator's stream after the last of its bytes: the target has it when it acknowledges this.
     pub(super) sent_until: u64,
     pub(super) bursts: Vec<Burst>,
@@ -99,6 +101,7 @@ impl Open {
             target_ns: 0,
             first_data_ns: None,
             last_data_ns: None,
+            sent_from: 0,
             sent_until: 0,
             bursts: Vec::new(),
             frame_bytes: 0,

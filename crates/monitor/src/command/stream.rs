@@ -86,6 +86,11 @@ impl Stream {
         self.passed_until
     }
 
+    /// Offset at which the next PDU begins, at the least.
+    pub(super) fn framed_until(&self) -> u64 {
+        self.framed_until
+    }
+
     pub(super) fn set_patchy(&mut self) {
         self.is_patchy = true;
     }

@@ -190,13 +190,19 @@ impl Tracker {
             Side::Initiator => (&mut self.at_target, self.distances.target_ns),
             Side::Target => (&mut self.at_initiator, self.distances.initiator_ns),
         };
+        // What arrived before this packet passed is not kept: an end that sends no data never asks for it.
+        arrivals.advance(event.at_ns);
         arrivals.on_peer(event.at_ns.saturating_add(distance.unwrap_or(0)), what);
     }
 
     fn on_ack(&mut self, event: &Event, ack: &Ack) {
         self.bring(event, Brought::Ack);
         if event.from == Side::Target && self.acks.back().is_none_or(|(last, _)| ack.acknowledged > *last) {
-            if self.acks.len() == ACKS_REMEMBERED_MAX {
+            // Those of bytes before the oldest command that is open will not be asked for.
+            let first = self.table.first().map_or(self.initiator.framed_until(), |open| open.sent_from);
+            while self.acks.len() == ACKS_REMEMBERED_MAX
+                || self.acks.front().is_some_and(|(acknowledged, _)| *acknowledged < first)
+            {
                 self.acks.pop_front();
             }
             self.acks.push_back((ack.acknowledged, event.at_ns));
@@ -301,6 +307,7 @@ impl Tracker {
             seen => seen,
         });
         let mut open = Open::new(command, at_ns, frame, u64::from(first_burst));
+        open.sent_from = start.offset;
         open.sent_until = start.offset.saturating_add(BHS_LENGTH as u64);
         let in_flight = self.awaiting_next.iter().filter(|(end_ns, _)| *end_ns > at_ns).count();
         let depth = self.table.len() + in_flight + 1;
@@ -410,9 +417,11 @@ impl Tracker {
     fn own_time(&self, since_ns: u64, offset: u64, until_ns: u64) -> u64 {
         let whole = until_ns.saturating_sub(since_ns);
         let by_distance = self.distances.target_ns.map(|distance| whole.saturating_sub(distance));
-        let place = self.acks.partition_point(|(acknowledged, _)| *acknowledged < offset);
-        let acknowledged =
-            self.acks.get(place).map(|(_, at)| *at).filter(|at| *at < until_ns && *at >= since_ns);
+        // Of a command that passed unseen the offset is not known.
+        let place =
+            (offset > 0).then(|| self.acks.partition_point(|(acknowledged, _)| *acknowledged < offset));
+        let acknowledged = place.and_then(|place| self.acks.get(place)).map(|(_, at)| *at);
+        let acknowledged = acknowledged.filter(|at| *at < until_ns && *at >= since_ns);
         let by_ack = acknowledged.map(|at| until_ns - at);
         match (by_distance, by_ack) {
             (Some(distance), Some(ack)) => distance.min(ack),

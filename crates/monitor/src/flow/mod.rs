@@ -46,7 +46,8 @@ impl FlowId {
         Self(serial << SLOT_BITS | slot as u64)
     }
 
-    fn slot(self) -> usize {
+    /// A place below [`crate::limits::FLOWS_MAX`] that no other connection of the table has at the same time.
+    pub(crate) fn slot(self) -> usize {
         (self.0 & ((1 << SLOT_BITS) - 1)) as usize
     }
 

@@ -1,7 +1,5 @@
 //! Packets that a capture holds more than once: `-i any`, several interfaces, mirror ports.
 
-use std::collections::VecDeque;
-
 use crate::limits::FINGERPRINTS_MAX;
 use crate::packet::{Flags, Packet};
 
@@ -10,58 +8,64 @@ const IDENTIFIED_NS_MAX: u64 = 50_000_000;
 /// The same without one, where a sender may repeat a segment within one tick of its time stamps.
 const UNIDENTIFIED_NS_MAX: u64 = 1_000_000;
 
+/// What two copies of a packet have in common, and what tells them apart: small, because each packet writes one.
 #[derive(Clone, Copy, Debug)]
 struct Fingerprint {
-    seq: u32,
-    ack: u32,
-    bytes: u32,
-    flags: u8,
-    window: u16,
-    ip_id: Option<u16>,
-    stamps: Option<(u32, u32)>,
-    sack: (u32, u32),
+    /// Of everything in which copies are equal.
+    digest: u64,
+    at_ns: u64,
     interface: u32,
     hops: u8,
-    at_ns: u64,
+    /// It has an IPv4 identification.
+    is_identified: bool,
+    /// A packet without payload that is no SYN.
+    is_bare: bool,
+}
+
+/// Adds a number to a digest. Captures that are made to have equal ones hide their own packets, nothing else.
+fn mixed(digest: u64, number: u64) -> u64 {
+    (digest.rotate_left(23) ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
+/// Two numbers as one.
+fn joined(high: u32, low: u32) -> u64 {
+    u64::from(high) << 32 | u64::from(low)
 }
 
 impl Fingerprint {
     fn of(packet: &Packet<'_>) -> Self {
+        let ip_id = packet.ip_id.filter(|id| *id != 0);
+        let (tsval, tsecr) = packet.options.timestamps.unwrap_or_default();
+        let (left, right) = packet.options.sacks[0];
+        let options = u32::from(packet.options.timestamps.is_some()) << 8 | u32::from(packet.flags.0);
+        let parts = [
+            joined(packet.seq, packet.ack),
+            joined(packet.payload_bytes, options),
+            joined(packet.window.into(), ip_id.unwrap_or(0).into()),
+            joined(tsval, tsecr),
+            joined(left, right),
+        ];
         Self {
-            seq: packet.seq,
-            ack: packet.ack,
-            bytes: packet.payload_bytes,
-            flags: packet.flags.0,
-            window: packet.window,
-            ip_id: packet.ip_id.filter(|id| *id != 0),
-            stamps: packet.options.timestamps,
-            sack: packet.options.sacks[0],
+            digest: parts.into_iter().fold(0, mixed),
+            at_ns: packet.at_ns,
             interface: packet.interface,
             hops: packet.hops,
-            at_ns: packet.at_ns,
+            is_identified: ip_id.is_some(),
+            is_bare: packet.payload_bytes == 0 && !packet.flags.has(Flags::SYN),
         }
     }
 
     /// Whether this is another copy of `other`, which passed before.
     fn is_copy_of(&self, other: &Self, round_trip_ns: Option<u64>) -> bool {
-        let is_same = self.seq == other.seq
-            && self.ack == other.ack
-            && self.bytes == other.bytes
-            && self.flags == other.flags
-            && self.window == other.window
-            && self.ip_id == other.ip_id
-            && self.stamps == other.stamps
-            && self.sack == other.sack;
-        if !is_same {
+        if self.digest != other.digest {
             return false;
         }
         let elapsed = self.at_ns.saturating_sub(other.at_ns);
-        if self.ip_id.is_some() {
+        if self.is_identified {
             return elapsed <= IDENTIFIED_NS_MAX;
         }
         // Duplicate acknowledgements without identification and SACK are alike.
-        let is_syn = self.flags & Flags::SYN != 0;
-        if self.bytes == 0 && !is_syn && self.interface == other.interface && self.hops == other.hops {
+        if self.is_bare && self.interface == other.interface && self.hops == other.hops {
             return false;
         }
         elapsed <= round_trip_ns.map_or(UNIDENTIFIED_NS_MAX, |time| (time / 2).min(UNIDENTIFIED_NS_MAX))
@@ -71,7 +75,9 @@ impl Fingerprint {
 /// The last packets of one direction.
 #[derive(Debug, Default)]
 pub(super) struct Repeats {
-    last: VecDeque<Fingerprint>,
+    last: Vec<Fingerprint>,
+    /// Where the next one is written, in place of the oldest.
+    next: usize,
     /// The interface on which the direction was seen first.
     interface: Option<u32>,
     tsval: Option<u32>,
@@ -80,10 +86,12 @@ pub(super) struct Repeats {
 impl Repeats {
     #[inline]
     pub(super) fn remember(&mut self, packet: &Packet<'_>) {
-        if self.last.len() == FINGERPRINTS_MAX {
-            self.last.pop_front();
+        let this = Fingerprint::of(packet);
+        match self.last.get_mut(self.next) {
+            Some(oldest) => *oldest = this,
+            None => self.last.push(this),
         }
-        self.last.push_back(Fingerprint::of(packet));
+        self.next = (self.next + 1) % FINGERPRINTS_MAX;
         self.interface.get_or_insert(packet.interface);
         if let Some((tsval, _)) = packet.options.timestamps {
             self.tsval = Some(tsval);
@@ -98,6 +106,7 @@ impl Repeats {
             return tsval.wrapping_sub(last).cast_signed() <= 0;
         }
         let this = Fingerprint::of(packet);
-        self.last.iter().rev().any(|other| this.is_copy_of(other, round_trip_ns))
+        let (newer, older) = self.last.split_at(self.next.min(self.last.len()));
+        newer.iter().rev().chain(older.iter().rev()).any(|other| this.is_copy_of(other, round_trip_ns))
     }
 }

@@ -1,7 +1,8 @@
 //! All connections of a capture.
 
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::net::SocketAddr;
+use std::hash::{Hash, Hasher};
+use std::net::{IpAddr, SocketAddr};
 
 use super::connection::{Connection, Standing, vantage};
 use super::{Belongs, Flow, FlowId};
@@ -13,11 +14,25 @@ use crate::packet::{Flags, Packet};
 const PORTS: [u16; 2] = [3260, 860];
 
 /// Both ends, the lesser first.
-type Key = (SocketAddr, SocketAddr);
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Key(SocketAddr, SocketAddr);
+
+impl Hash for Key {
+    /// In few words, because each packet is looked up: addresses of IPv4 in one, ports in one.
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        match (self.0.ip(), self.1.ip()) {
+            (IpAddr::V4(a), IpAddr::V4(b)) => {
+                state.write_u64(u64::from(a.to_bits()) << 32 | u64::from(b.to_bits()));
+            }
+            (a, b) => (a, b).hash(state),
+        }
+        state.write_u32(u32::from(self.0.port()) << 16 | u32::from(self.1.port()));
+    }
+}
 
 fn key(packet: &Packet<'_>) -> Key {
     let (a, b) = (packet.source, packet.destination);
-    if a <= b { (a, b) } else { (b, a) }
+    if a <= b { Key(a, b) } else { Key(b, a) }
 }
 
 #[derive(Debug)]
