@@ -185,11 +185,17 @@ impl Analyzer {
         });
     }
 
+    /// What the connections of the table hold, if anything.
+    fn held(&self) -> Vec<(usize, FlowId)> {
+        let of = |id| self.connections.get(&id).map_or(0, Connection::held_bytes);
+        let held = self.table.held().map(|(id, bytes)| (bytes + of(id), id));
+        held.filter(|(bytes, _)| *bytes > 0).collect()
+    }
+
     /// Leaves those that hold most with the results that they have, until all together hold at most `most` bytes. Only
     /// many connections with thousands of commands or packets on their way come to that, or made-up ones.
     fn fold(&mut self, most: usize) {
-        let held = self.connections.iter().map(|(id, connection)| (connection.held_bytes(), *id));
-        let mut held: Vec<_> = held.filter(|(bytes, _)| *bytes > 0).collect();
+        let mut held = self.held();
         let mut sum: usize = held.iter().map(|(bytes, _)| *bytes).sum();
         if sum <= most {
             return;
@@ -201,9 +207,10 @@ impl Analyzer {
             }
             if let Some(connection) = self.connections.get_mut(&id) {
                 connection.settle();
-                self.folded += 1;
-                sum -= bytes;
             }
+            self.table.leave(id);
+            self.folded += 1;
+            sum -= bytes;
         }
     }
 

@@ -141,6 +141,7 @@ impl Tracker {
             + self.at_target.held_bytes()
             + self.table.held_bytes()
             + bursts
+            + self.acks.capacity() * size_of::<(u64, u64)>()
             + (self.awaiting_next.capacity() + self.ended.capacity()) * size_of::<(u64, Command)>()
     }
 

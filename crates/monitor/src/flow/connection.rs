@@ -56,6 +56,8 @@ pub(super) struct Connection {
     candidate_bytes: u64,
     ended: [bool; 2],
     is_reset: bool,
+    /// It held too much: its packets are counted only.
+    is_left: bool,
 }
 
 impl Connection {
@@ -80,6 +82,7 @@ impl Connection {
             candidate_bytes: 0,
             ended: [false; 2],
             is_reset: false,
+            is_left: false,
         };
         if let Some(direction) = by_syn.or(initiator) {
             connection.set_initiator(direction);
@@ -98,6 +101,24 @@ impl Connection {
         let sides =
             if direction == 0 { [Side::Initiator, Side::Target] } else { [Side::Target, Side::Initiator] };
         self.framers = sides.map(|side| Framer::new(side, is_from_start));
+    }
+
+    /// Memory that [`Connection::leave`] frees, about.
+    pub(super) fn held_bytes(&self) -> usize {
+        if self.is_left {
+            return 0;
+        }
+        let halves = self.halves.iter().map(Half::held_bytes).sum::<usize>();
+        let framers = self.framers.iter().map(Framer::held_bytes).sum::<usize>();
+        halves + framers + self.negotiated.held_bytes()
+    }
+
+    /// Follows the connection no further: its packets are counted, and yield no event. What is known stays.
+    pub(super) fn leave(&mut self) {
+        self.is_left = true;
+        self.framers.iter_mut().for_each(Framer::leave);
+        self.halves.iter_mut().for_each(Half::leave);
+        self.negotiated.leave();
     }
 
     pub(super) fn id(&self) -> FlowId {
@@ -127,6 +148,9 @@ impl Connection {
     ) -> Standing {
         self.last_ns = self.last_ns.max(packet.at_ns);
         self.counts[direction].packets += 1;
+        if self.is_left {
+            return self.standing;
+        }
         if packet.flags.has(Flags::SYN) {
             if self.halves[direction].repeats.is_copy(packet, self.round_trip_ns()) {
                 self.counts[direction].copies += 1;

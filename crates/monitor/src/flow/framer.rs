@@ -138,11 +138,22 @@ impl Framer {
 
     /// Gives up reading PDUs.
     pub(super) fn close(&mut self, why: Opaque) {
+        self.leave();
+        self.opaque.get_or_insert(why);
+    }
+
+    /// PDUs are not read any more, for no reason that the stream shows.
+    pub(super) fn leave(&mut self) {
         self.state = State::Closed;
         self.scraps = Scraps::default();
         self.open = VecDeque::new();
         self.text = None;
-        self.opaque.get_or_insert(why);
+    }
+
+    /// Memory that the queues take, about.
+    pub(super) fn held_bytes(&self) -> usize {
+        let text = self.text.as_ref().map_or(0, |text| text.bytes.capacity());
+        self.scraps.held_bytes() + self.open.capacity() * size_of::<Range<u64>>() + text
     }
 
     /// Bytes have passed, captured or not: `half` holds them already.

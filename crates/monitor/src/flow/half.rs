@@ -105,6 +105,19 @@ impl Half {
         self.base.is_some()
     }
 
+    /// Empties the queues.
+    pub(super) fn leave(&mut self) {
+        self.holes = Holes::default();
+        self.timed = Timed::default();
+        self.stamps = Stamps::default();
+        self.repeats = Repeats::default();
+    }
+
+    /// Memory that the queues take, about.
+    pub(super) fn held_bytes(&self) -> usize {
+        self.holes.held_bytes() + self.timed.held_bytes() + self.repeats.held_bytes()
+    }
+
     /// Offset of a sequence number, negative before the first byte seen; `None` if it belongs to no window.
     pub(super) fn offset(&self, seq: u32) -> Option<i64> {
         let next = self.base?.wrapping_add((self.next & u64::from(u32::MAX)) as u32);

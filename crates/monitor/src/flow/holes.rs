@@ -23,6 +23,10 @@ impl Holes {
         self.0.first()
     }
 
+    pub(super) fn held_bytes(&self) -> usize {
+        self.0.capacity() * size_of::<Hole>()
+    }
+
     /// Adds a gap above all others.
     pub(super) fn push(&mut self, hole: Hole) {
         if self.0.len() == HOLES_MAX {

@@ -34,6 +34,18 @@ impl Negotiated {
         Self { is_from_start, ..Self::default() }
     }
 
+    /// Memory that is held, about.
+    pub(super) fn held_bytes(&self) -> usize {
+        let pairs = self.pairs.iter().map(|pair| pair.key.capacity() + pair.value.capacity()).sum::<usize>();
+        let partial = self.partial.iter().map(Vec::capacity).sum::<usize>();
+        self.pairs.capacity() * size_of::<Pair>() + pairs + partial
+    }
+
+    /// Nothing more is taken.
+    pub(super) fn leave(&mut self) {
+        self.partial = Default::default();
+    }
+
     /// Takes the text of a PDU; `continues` is its C bit. `is_whole` is false if the capture holds only the first part.
     pub(super) fn add(&mut self, from: Side, text: &[u8], continues: bool, is_whole: bool) {
         let mut bytes = std::mem::take(&mut self.partial[from as usize]);

@@ -84,6 +84,10 @@ pub(super) struct Repeats {
 }
 
 impl Repeats {
+    pub(super) fn held_bytes(&self) -> usize {
+        self.last.capacity() * size_of::<Fingerprint>()
+    }
+
     #[inline]
     pub(super) fn remember(&mut self, packet: &Packet<'_>) {
         let this = Fingerprint::of(packet);

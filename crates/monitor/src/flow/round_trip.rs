@@ -18,6 +18,10 @@ impl Timed {
         }
     }
 
+    pub(super) fn held_bytes(&self) -> usize {
+        self.0.capacity() * size_of::<(Range<u64>, u64)>()
+    }
+
     /// Bytes were sent again: what is not acknowledged is not timed, because it is not known which copy an
     /// acknowledgement answers, and those behind a loss are acknowledged only after its repair (RFC 6298 section 3).
     pub(super) fn sent_again(&mut self) {

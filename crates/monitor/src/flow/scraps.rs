@@ -23,6 +23,10 @@ impl Scrap {
 pub(super) struct Scraps(Vec<Scrap>);
 
 impl Scraps {
+    pub(super) fn held_bytes(&self) -> usize {
+        self.0.capacity() * size_of::<Scrap>()
+    }
+
     /// Keeps the first 48 bytes of `bytes`.
     pub(super) fn keep(&mut self, offset: u64, bytes: &[u8]) {
         let length = bytes.len().min(BHS_LENGTH);

@@ -257,6 +257,21 @@ impl Table {
         self.connection(id).map(Connection::distances).unwrap_or_default()
     }
 
+    /// Connections, also those that may not be iSCSI, with the memory that [`Table::leave`] frees, about.
+    pub(crate) fn held(&self) -> impl Iterator<Item = (FlowId, usize)> {
+        let slots = self.slots.iter().flatten();
+        slots.map(|slot| (slot.connection.id(), slot.connection.held_bytes()))
+    }
+
+    /// Follows a connection no further: it keeps its place and yields no events.
+    pub(crate) fn leave(&mut self, id: FlowId) {
+        if let Some(slot) = self.slots.get_mut(id.slot()).and_then(Option::as_mut)
+            && slot.connection.id() == id
+        {
+            slot.connection.leave();
+        }
+    }
+
     /// Where the packets were captured.
     pub fn vantage(&self, id: FlowId) -> Vantage {
         vantage(self.distances(id))

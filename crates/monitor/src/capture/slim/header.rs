@@ -2,10 +2,11 @@
 //!
 //! Kept: operation code and flags, lengths, tags, sequence numbers, buffer offsets, status; of CDBs the operation code,
 //! service action, logical block address and length. Logical unit numbers other than 0 and session identifiers (ISID)
-//! are numbered in the order in which they occur.
+//! are numbered in the order in which they occur. All else is zero: what RFC 7143 section 11 reserves can hold a name.
 
 use std::collections::HashMap;
 use std::hash::Hash;
+use std::ops::Range;
 
 use iscsi::wire::{BHS_LENGTH, Bhs, Opcode, field};
 use scsi::cdb::{self, Access};
@@ -32,6 +33,43 @@ impl<T: Eq + Hash> Numbers<T> {
     }
 }
 
+/// TotalAHSLength and DataSegmentLength.
+const LENGTHS: Range<usize> = 4..8;
+
+/// What stays of a header besides its operation code and lengths, which are in every one.
+struct Kept {
+    /// Bits of the second byte.
+    flags: u8,
+    has_lun: bool,
+    /// Bytes that stay as they are.
+    ranges: &'static [Range<usize>],
+}
+
+/// The fields that RFC 7143 section 11 defines for an operation code, without logical unit numbers, ISIDs and CDBs.
+fn kept(opcode: Opcode) -> Kept {
+    let (flags, has_lun, ranges): (_, _, &[Range<usize>]) = match opcode {
+        Opcode::NopOut => (0x80, true, &[16..32]),
+        Opcode::ScsiCommand => (0xe7, true, &[16..32]),
+        Opcode::TmRequest => (0xff, true, &[16..40]),
+        Opcode::LoginRequest => (0xcf, false, &[2..4, 14..22, 24..32]),
+        Opcode::TextRequest => (0xc0, true, &[16..32]),
+        Opcode::DataOut => (0x80, true, &[16..24, 28..32, 36..44]),
+        Opcode::LogoutRequest => (0xff, false, &[16..22, 24..32]),
+        Opcode::Snack => (0x8f, true, &[16..24, 28..32, 40..48]),
+        Opcode::NopIn => (0x80, true, &[16..36]),
+        Opcode::ScsiResponse => (0x9e, false, &[2..4, 16..48]),
+        Opcode::TmResponse => (0x80, false, &[2..3, 16..20, 24..36]),
+        Opcode::LoginResponse => (0xcf, false, &[2..4, 14..20, 24..38]),
+        Opcode::TextResponse => (0xc0, true, &[16..36]),
+        Opcode::DataIn => (0xc7, true, &[3..4, 16..48]),
+        Opcode::LogoutResponse => (0x80, false, &[2..3, 16..20, 24..36, 40..44]),
+        Opcode::R2t => (0x80, true, &[16..48]),
+        Opcode::AsyncMessage => (0x80, true, &[16..20, 24..44]),
+        Opcode::Reject => (0x80, false, &[2..3, 16..20, 24..40]),
+    };
+    Kept { flags, has_lun, ranges }
+}
+
 #[derive(Debug, Default)]
 pub(super) struct Headers {
     luns: Numbers<[u8; 8]>,
@@ -40,23 +78,31 @@ pub(super) struct Headers {
 
 impl Headers {
     pub(super) fn replace(&mut self, header: &[u8; BHS_LENGTH]) -> [u8; BHS_LENGTH] {
-        let mut out = *header;
-        let opcode = Bhs(header).opcode();
-        if matches!(opcode, Ok(Opcode::LoginRequest | Opcode::LoginResponse)) {
+        let mut out = [0; BHS_LENGTH];
+        out[0] = header[0];
+        out[LENGTHS].copy_from_slice(&header[LENGTHS]);
+        let Ok(opcode) = Bhs(header).opcode() else { return out };
+        let Kept { flags, has_lun, ranges } = kept(opcode);
+        out[field::FLAGS] = header[field::FLAGS] & flags;
+        for range in ranges {
+            out[range.clone()].copy_from_slice(&header[range.clone()]);
+        }
+        if matches!(opcode, Opcode::LoginRequest | Opcode::LoginResponse) {
             let isid: [u8; 6] = header[field::ISID].try_into().expect("it has 6 bytes");
             let number = self.isids.of(isid).to_be_bytes();
             // The type that is random (§11.12.5).
             out[field::ISID].copy_from_slice(&[0x80, 0, number[0], number[1], number[2], number[3]]);
-        } else {
-            let lun: [u8; 8] = header[field::LUN].try_into().expect("it has 8 bytes");
-            out[field::LUN].copy_from_slice(&if lun == [0; 8] { lun } else { lun_of(self.luns.of(lun)) });
         }
-        match opcode {
-            Ok(Opcode::ScsiCommand) => out[field::CDB].copy_from_slice(&cdb_of(&header[field::CDB])),
-            Ok(Opcode::LoginRequest | Opcode::TextRequest) => out[32..].fill(0),
-            Ok(Opcode::LoginResponse) => out[40..].fill(0),
-            Ok(_) => {}
-            Err(_) => out[36..].fill(0),
+        let lun: [u8; 8] = header[field::LUN].try_into().expect("it has 8 bytes");
+        if has_lun && lun != [0; 8] {
+            out[field::LUN].copy_from_slice(&lun_of(self.luns.of(lun)));
+        }
+        if opcode == Opcode::DataIn && header[field::FLAGS] & 1 == 0 {
+            // Without the S bit there is no status.
+            out[field::STATUS] = 0;
+        }
+        if opcode == Opcode::ScsiCommand {
+            out[field::CDB].copy_from_slice(&cdb_of(&header[field::CDB]));
         }
         out
     }
@@ -121,14 +167,56 @@ mod tests {
             let mut whole = [0; 16];
             whole[..expected.len()].copy_from_slice(expected);
             assert_eq!(out[32..], whole, "{:#x}", cdb[0]);
-            assert_eq!(
-                (&out[..8], &out[8..16], &out[16..32]),
-                (&command[..8], &[0, 1, 0, 0, 0, 0, 0, 0][..], &command[16..32])
-            );
         }
         let login = Headers::default().replace(&header(0x43));
         assert_eq!(login[8..16], [0x80, 0, 0, 0, 0, 1, 0x8e, 0x8f]);
         assert_eq!(login[32..], [0; 16]);
+    }
+
+    #[test]
+    fn no_reserved_byte_stays() {
+        // By the diagrams of RFC 7143 section 11: a byte that stays (x), is replaced (n), or is zero.
+        let cases = [
+            (0x00, 0x80, "xx..xxxxnnnnnnnnxxxxxxxxxxxxxxxx................"),
+            (0x01, 0xe7, "xx..xxxxnnnnnnnnxxxxxxxxxxxxxxxxn..............."),
+            (0x02, 0xff, "xx..xxxxnnnnnnnnxxxxxxxxxxxxxxxxxxxxxxxx........"),
+            (0x03, 0xcf, "xxxxxxxxnnnnnnxxxxxxxx..xxxxxxxx................"),
+            (0x04, 0xc0, "xx..xxxxnnnnnnnnxxxxxxxxxxxxxxxx................"),
+            (0x05, 0x80, "xx..xxxxnnnnnnnnxxxxxxxx....xxxx....xxxxxxxx...."),
+            (0x06, 0xff, "xx..xxxx........xxxxxx..xxxxxxxx................"),
+            (0x10, 0x8f, "xx..xxxxnnnnnnnnxxxxxxxx....xxxx........xxxxxxxx"),
+            (0x20, 0x80, "xx..xxxxnnnnnnnnxxxxxxxxxxxxxxxxxxxx............"),
+            (0x21, 0x9e, "xxxxxxxx........xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx"),
+            (0x22, 0x80, "xxx.xxxx........xxxx....xxxxxxxxxxxx............"),
+            (0x23, 0xcf, "xxxxxxxxnnnnnnxxxxxx....xxxxxxxxxxxxxx.........."),
+            (0x24, 0xc0, "xx..xxxxnnnnnnnnxxxxxxxxxxxxxxxxxxxx............"),
+            (0x25, 0xc7, "xx.xxxxxnnnnnnnnxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx"),
+            (0x26, 0x80, "xxx.xxxx........xxxx....xxxxxxxxxxxx....xxxx...."),
+            (0x31, 0x80, "xx..xxxxnnnnnnnnxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx"),
+            (0x32, 0x80, "xx..xxxxnnnnnnnnxxxx....xxxxxxxxxxxxxxxxxxxx...."),
+            (0x3f, 0x80, "xxx.xxxx........xxxx....xxxxxxxxxxxxxxxx........"),
+            // No operation code.
+            (0x1c, 0x00, "x...xxxx........................................"),
+        ];
+        for (opcode, flags, expected) in cases {
+            let mut whole = [0xff; BHS_LENGTH];
+            whole[0] = opcode;
+            let out = Headers::default().replace(&whole);
+            assert_eq!(out[1], flags, "{opcode:#x}");
+            for (at, kind) in expected.bytes().enumerate().filter(|(at, _)| *at != 1) {
+                match kind {
+                    b'x' => assert_eq!(out[at], whole[at], "{opcode:#x} {at}"),
+                    b'n' => assert!((8..16).contains(&at) || at >= 32, "{opcode:#x} {at}"),
+                    _ => assert_eq!(out[at], 0, "{opcode:#x} {at}"),
+                }
+            }
+            if expected.as_bytes()[8] == b'n' && !matches!(opcode, 0x03 | 0x23) {
+                assert_eq!(out[8..16], [0, 1, 0, 0, 0, 0, 0, 0], "{opcode:#x}");
+            }
+        }
+        let mut data_in = [0xff; BHS_LENGTH];
+        (data_in[0], data_in[1]) = (0x25, 0x80);
+        assert_eq!(Headers::default().replace(&data_in)[3], 0, "no status without the S bit");
     }
 
     #[test]

@@ -62,8 +62,17 @@ fn pdu(opcode: u8, data: &[u8], digests: bool) -> Vec<u8> {
     header[4] = 0;
     header[5..8].copy_from_slice(&(data.len() as u32).to_be_bytes()[1..]);
     header[16..32].copy_from_slice(&[7; 16]);
+    // What is reserved is zero, as all senders have it.
+    match opcode {
+        0x43 | 0x44 => header[22..24].fill(0),
+        0x05 => header[24..28].fill(0),
+        0x23 => header[20..24].fill(0),
+        _ => {}
+    }
     if opcode != 1 {
         header[32..].fill(9);
+        // Reserved, or MaxCmdSN not far beyond ExpCmdSN.
+        header[32..36].fill(if opcode & 0x20 == 0 { 0 } else { 7 });
     } else {
         header[32..42].copy_from_slice(&[0x2a, SECRET, 1, 2, 3, 4, SECRET, 5, 6, SECRET]);
     }
@@ -89,8 +98,10 @@ const LOGIN: &[u8] = b"InitiatorName=iqn.secret\0MaxBurstLength=262144\0CHAP_R=0
 /// A login, writes and reads, in packets of `cut` bytes.
 fn session(cut: usize, digests: bool) -> Talk {
     let mut talk = Talk::new(PORT);
-    talk.send(0, &pdu(0x43, LOGIN, digests), cut);
-    talk.send(1, &pdu(0x23, LOGIN, digests), cut);
+    let chosen: &[u8] = if digests { b"HeaderDigest=CRC32C\0DataDigest=CRC32C\0" } else { b"" };
+    let text = [LOGIN, chosen].concat();
+    talk.send(0, &pdu(0x43, &text, digests), cut);
+    talk.send(1, &pdu(0x23, &text, digests), cut);
     let data = vec![SECRET; 2046];
     let out = [
         pdu(1, &[], digests),
@@ -290,18 +301,31 @@ fn tls_keeps_what_shows_that_it_is_tls() {
 
 #[test]
 fn the_table_of_connections_sees_the_same() {
-    for (cut, digests, snap) in [(1448, false, 9999), (65_000, false, 70_000), (1448, false, 128)] {
+    let cases = [
+        (1448, false, 9999),
+        (65_000, false, 70_000),
+        (1448, false, 128),
+        (52, true, 9999),
+        (1448, true, 9999),
+        (1448, true, 128),
+        (65_000, true, 70_000),
+    ];
+    for (cut, digests, snap) in cases {
         let mut talk = session(cut, digests);
         talk.frames.iter_mut().for_each(|frame| frame.bytes.truncate(snap));
-        same_events(&talk.frames, &format!("{cut} {snap}"));
+        same_events(&talk.frames, 4, &format!("{cut} {digests} {snap}"));
+        // Without handshake and login, where PDUs begin shows whether there are digests.
+        let first = talk.frames.iter().position(|frame| frame.bytes.get(66) == Some(&1)).unwrap();
+        same_events(&talk.frames[first..], 1, &format!("{cut} {digests} {snap} from the middle"));
     }
 }
 
-fn same_events(frames: &[Stamped], what: &str) {
+/// The capture shows at least so many PDUs.
+fn same_events(frames: &[Stamped], pdus: usize, what: &str) {
     let whole = pcapng(1, frames);
     let (file, _) = verdict::slimmed(Cursor::new(whole.clone()));
     let (before, after) = (verdict::events(Cursor::new(whole)), verdict::events(Cursor::new(file)));
-    assert!(before.iter().filter(|event| event.contains("PduStart")).count() > 3, "{what}");
+    assert!(before.iter().filter(|event| event.contains("PduStart")).count() >= pdus, "{what}");
     for (before, after) in before.iter().zip(&after) {
         assert_eq!(before, after, "{what}");
     }
