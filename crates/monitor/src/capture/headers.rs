@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::Range;
 
 use crate::limits::EXTENSION_HEADERS_MAX;
-use crate::packet::{Flags, Options, SACK_BLOCKS_MAX};
+use crate::packet::{Flags, Options, Packet, SACK_BLOCKS_MAX};
 
 /// What a packet is, apart from its payload.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,6 +26,30 @@ pub(super) struct Header {
     pub(super) payload_bytes: u32,
     /// The captured part, within the packet.
     pub(super) payload: Range<usize>,
+}
+
+impl Header {
+    /// The segment in `bytes`, which this header was read from.
+    #[inline]
+    pub(super) fn packet<'a>(&self, bytes: &'a [u8], at_ns: u64, frame: u64, interface: u32) -> Packet<'a> {
+        Packet {
+            at_ns,
+            frame,
+            interface,
+            source: self.source,
+            destination: self.destination,
+            seq: self.seq,
+            ack: self.ack,
+            flags: self.flags,
+            window: self.window,
+            options: self.options,
+            ip_id: self.ip_id,
+            hops: self.hops,
+            ecn: self.ecn,
+            payload_bytes: self.payload_bytes,
+            payload: bytes.get(self.payload.clone()).unwrap_or_default(),
+        }
+    }
 }
 
 /// Why a packet is no TCP segment that can be read.

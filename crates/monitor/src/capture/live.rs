@@ -12,22 +12,5 @@ pub(crate) fn live(
     frame: u64,
     interface: u32,
 ) -> Option<Packet<'_>> {
-    let header = headers::read(bytes, original_bytes).ok()?;
-    Some(Packet {
-        at_ns,
-        frame,
-        interface,
-        source: header.source,
-        destination: header.destination,
-        seq: header.seq,
-        ack: header.ack,
-        flags: header.flags,
-        window: header.window,
-        options: header.options,
-        ip_id: header.ip_id,
-        hops: header.hops,
-        ecn: header.ecn,
-        payload_bytes: header.payload_bytes,
-        payload: bytes.get(header.payload.clone()).unwrap_or_default(),
-    })
+    Some(headers::read(bytes, original_bytes).ok()?.packet(bytes, at_ns, frame, interface))
 }

@@ -125,24 +125,8 @@ impl Reader {
     pub fn packet(&self) -> Option<Packet<'_>> {
         let Segment { header, at, interface } = self.segment.as_ref()?;
         let frame = self.container.frame();
-        let payload = at + header.payload.start..at + header.payload.end;
-        Some(Packet {
-            at_ns: frame.at_ns,
-            frame: frame.number,
-            interface: interface.unwrap_or(frame.interface),
-            source: header.source,
-            destination: header.destination,
-            seq: header.seq,
-            ack: header.ack,
-            flags: header.flags,
-            window: header.window,
-            options: header.options,
-            ip_id: header.ip_id,
-            hops: header.hops,
-            ecn: header.ecn,
-            payload_bytes: header.payload_bytes,
-            payload: frame.bytes.get(payload).unwrap_or(&[]),
-        })
+        let bytes = frame.bytes.get(*at..).unwrap_or(&[]);
+        Some(header.packet(bytes, frame.at_ns, frame.number, interface.unwrap_or(frame.interface)))
     }
 
     pub fn counts(&self) -> Counts {

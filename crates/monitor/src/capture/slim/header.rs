@@ -41,31 +41,31 @@ struct Kept {
     /// Bits of the second byte.
     flags: u8,
     has_lun: bool,
-    /// Bytes that stay as they are.
-    ranges: &'static [Range<usize>],
+    /// Bytes that stay as they are: first, and one beyond the last.
+    ranges: &'static [(usize, usize)],
 }
 
 /// The fields that RFC 7143 section 11 defines for an operation code, without logical unit numbers, ISIDs and CDBs.
 fn kept(opcode: Opcode) -> Kept {
-    let (flags, has_lun, ranges): (_, _, &[Range<usize>]) = match opcode {
-        Opcode::NopOut => (0x80, true, &[16..32]),
-        Opcode::ScsiCommand => (0xe7, true, &[16..32]),
-        Opcode::TmRequest => (0xff, true, &[16..40]),
-        Opcode::LoginRequest => (0xcf, false, &[2..4, 14..22, 24..32]),
-        Opcode::TextRequest => (0xc0, true, &[16..32]),
-        Opcode::DataOut => (0x80, true, &[16..24, 28..32, 36..44]),
-        Opcode::LogoutRequest => (0xff, false, &[16..22, 24..32]),
-        Opcode::Snack => (0x8f, true, &[16..24, 28..32, 40..48]),
-        Opcode::NopIn => (0x80, true, &[16..36]),
-        Opcode::ScsiResponse => (0x9e, false, &[2..4, 16..48]),
-        Opcode::TmResponse => (0x80, false, &[2..3, 16..20, 24..36]),
-        Opcode::LoginResponse => (0xcf, false, &[2..4, 14..20, 24..38]),
-        Opcode::TextResponse => (0xc0, true, &[16..36]),
-        Opcode::DataIn => (0xc7, true, &[3..4, 16..48]),
-        Opcode::LogoutResponse => (0x80, false, &[2..3, 16..20, 24..36, 40..44]),
-        Opcode::R2t => (0x80, true, &[16..48]),
-        Opcode::AsyncMessage => (0x80, true, &[16..20, 24..44]),
-        Opcode::Reject => (0x80, false, &[2..3, 16..20, 24..40]),
+    let (flags, has_lun, ranges): (_, _, &[(usize, usize)]) = match opcode {
+        Opcode::NopOut => (0x80, true, &[(16, 32)]),
+        Opcode::ScsiCommand => (0xe7, true, &[(16, 32)]),
+        Opcode::TmRequest => (0xff, true, &[(16, 40)]),
+        Opcode::LoginRequest => (0xcf, false, &[(2, 4), (14, 22), (24, 32)]),
+        Opcode::TextRequest => (0xc0, true, &[(16, 32)]),
+        Opcode::DataOut => (0x80, true, &[(16, 24), (28, 32), (36, 44)]),
+        Opcode::LogoutRequest => (0xff, false, &[(16, 22), (24, 32)]),
+        Opcode::Snack => (0x8f, true, &[(16, 24), (28, 32), (40, 48)]),
+        Opcode::NopIn => (0x80, true, &[(16, 36)]),
+        Opcode::ScsiResponse => (0x9e, false, &[(2, 4), (16, 48)]),
+        Opcode::TmResponse => (0x80, false, &[(2, 3), (16, 20), (24, 36)]),
+        Opcode::LoginResponse => (0xcf, false, &[(2, 4), (14, 20), (24, 38)]),
+        Opcode::TextResponse => (0xc0, true, &[(16, 36)]),
+        Opcode::DataIn => (0xc7, true, &[(3, 4), (16, 48)]),
+        Opcode::LogoutResponse => (0x80, false, &[(2, 3), (16, 20), (24, 36), (40, 44)]),
+        Opcode::R2t => (0x80, true, &[(16, 48)]),
+        Opcode::AsyncMessage => (0x80, true, &[(16, 20), (24, 44)]),
+        Opcode::Reject => (0x80, false, &[(2, 3), (16, 20), (24, 40)]),
     };
     Kept { flags, has_lun, ranges }
 }
@@ -84,8 +84,8 @@ impl Headers {
         let Ok(opcode) = Bhs(header).opcode() else { return out };
         let Kept { flags, has_lun, ranges } = kept(opcode);
         out[field::FLAGS] = header[field::FLAGS] & flags;
-        for range in ranges {
-            out[range.clone()].copy_from_slice(&header[range.clone()]);
+        for &(from, to) in ranges {
+            out[from..to].copy_from_slice(&header[from..to]);
         }
         if matches!(opcode, Opcode::LoginRequest | Opcode::LoginResponse) {
             let isid: [u8; 6] = header[field::ISID].try_into().expect("it has 6 bytes");
