@@ -26,6 +26,8 @@ const TABLE: &[(&str, &[&str])] = &[
     ("crates/kem/", &["sealed"]),
     ("crates/monitor/src/probe/", &["watch"]),
     ("crates/monitor/src/command/", &["analyze"]),
+    ("crates/monitor/src/flow/", &["analyze", "fuzz"]),
+    ("crates/monitor/src/capture/", &["analyze", "fuzz"]),
     ("crates/monitor/src/analysis/", &["analyze"]),
     ("crates/monitor/src/record/", &["watch", "fuzz"]),
     ("crates/mover/", &["mover", "copy-matrix", "xcopy"]),

@@ -1,8 +1,9 @@
-//! `analyze`: times of commands beside what tshark finds in the same packets; results in every form; hostile names; what is
+//! `analyze`: PDUs and times of commands beside what tshark finds in the same packets; results in every form; hostile names; what is
 //! refused.
 
 mod inputs;
 mod limits;
+mod pdus;
 mod recordings;
 mod story;
 mod times;
@@ -125,6 +126,7 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
     cases.check("a-signal-ends-the-reading", || inputs::signal(context));
     cases.check("recordings", || recordings::examine(context));
     story::examine(context, cases);
+    pdus::examine(context, cases)?;
     times::examine(context, cases)?;
     limits::examine(context, cases)
 }

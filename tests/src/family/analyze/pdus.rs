@@ -1,5 +1,5 @@
-//! Captures of real connections on loopback: every PDU that tshark finds in them is found by `monitor::flow`, with equal
-//! fields.
+//! Captures of real connections on loopback, of several programs: every PDU that tshark finds in them is found by
+//! `monitor::flow`, with equal fields.
 
 use std::fs::File;
 use std::ops::Range;
@@ -11,12 +11,15 @@ use monitor::capture::Reader;
 use monitor::event::{Event, Kind};
 use monitor::flow::Table;
 
+use crate::family::FULL_ONLY;
 use crate::files::empty_file;
 use crate::process::wait_until;
-use crate::{Cases, Context, Disk, Running, Url, program, random, run, scratch};
+use crate::{Cases, Context, Disk, Running, Served, Target, Tgt, Url, program, random, run, scratch};
 
 const LIMIT: Duration = Duration::from_secs(60);
-const BYTES: usize = 6 << 20;
+const BYTES: usize = 2 << 20;
+/// tshark must find at least so many PDUs.
+const PDUS_MIN: usize = 20;
 const BHS_BYTES: usize = 48;
 
 /// Fields of tshark and where their bytes are in the header (RFC 7143 section 11).
@@ -84,9 +87,9 @@ fn by_tshark(file: &Path, port: u16) -> Result<Vec<Pdu>> {
 }
 
 /// Headers by sender.
-fn by_flows(file: &Path) -> Result<[Vec<[u8; BHS_BYTES]>; 2]> {
+fn by_flows(file: &Path, port: u16) -> Result<[Vec<[u8; BHS_BYTES]>; 2]> {
     let mut reader = Reader::new(File::open(file)?)?;
-    let mut table = Table::new(&[]);
+    let mut table = Table::new(&[port]);
     let mut headers: [Vec<[u8; BHS_BYTES]>; 2] = Default::default();
     while let Some(packet) = reader.next()? {
         table.push(&packet, &mut |_, event: &Event| {
@@ -100,27 +103,53 @@ fn by_flows(file: &Path) -> Result<[Vec<[u8; BHS_BYTES]>; 2]> {
 
 fn dump(port: u16, to: &Path) -> Result<Running> {
     let mut command = program("tcpdump")?;
-    command.args(["-i", "lo", "-s", "0", "-B", "65536", "-U", "-Z", "root", "-w"]).arg(to);
+    command
+        .args(["-i", "lo", "-s", "0", "-B", "65536", "--immediate-mode", "-U", "-Z", "root", "-w"])
+        .arg(to);
     let dump = Running::start(command.args(["tcp", "port", &port.to_string()]))?;
     wait_until(LIMIT, || Ok(dump.stderr().contains("listening on")))
         .with_context(|| format!("tcpdump does not begin: {}", dump.stderr_tail()))?;
     Ok(dump)
 }
 
+/// The program that serves.
+#[derive(Clone, Copy, Debug)]
+enum Server {
+    Ours,
+    Tgt,
+}
+
+/// What another program, or this one, does with a LUN; the directory is for its files.
+type Load = fn(&Context, &Path, &Url) -> Result<()>;
+
+const CASES: [(&str, Server, Load, bool); 7] = [
+    ("ours", Server::Ours, copies, true),
+    ("ours-digests", Server::Ours, copies_with_digests, true),
+    ("qemu", Server::Ours, qemu, false),
+    ("qemu-header-digest", Server::Ours, qemu_with_digests, false),
+    ("tgt", Server::Tgt, copies, false),
+    ("qemu-tgt", Server::Tgt, qemu, false),
+    ("libiscsi-tools", Server::Tgt, tools, false),
+];
+
 /// Captures what `load` does with a LUN, and compares.
-fn compared(context: &Context, load: impl FnOnce(&Context, &Path, &Url) -> Result<()>) -> Result<()> {
+fn compare(context: &Context, server: Server, load: Load) -> Result<()> {
     let dir = scratch()?;
     let (stored, capture) = (dir.path().join("lun.img"), dir.path().join("all.pcap"));
     std::fs::write(&stored, random::bytes(&mut context.rng("analyze"), BYTES))?;
-    let served = context.serve(&[Disk::file(&stored)], None)?;
+    let disks = [Disk::file(&stored)];
+    let served = match server {
+        Server::Ours => Served::Ours(Target::serve(context, &disks, None, &[])?),
+        Server::Tgt => Served::Tgt(Tgt::serve(&disks, None)?),
+    };
     let url = served.url(0);
     let port = url.port()?;
     let mut dump = dump(port, &capture)?;
     load(context, dir.path(), url)?;
     dump.signal(libc::SIGINT)?;
     dump.finish(LIMIT)?.success()?;
-    let (expected, headers) = (by_tshark(&capture, port)?, by_flows(&capture)?);
-    ensure!(expected.len() > 20, "tshark finds {} PDUs", expected.len());
+    let (expected, headers) = (by_tshark(&capture, port)?, by_flows(&capture, port)?);
+    ensure!(expected.len() > PDUS_MIN, "tshark finds {} PDUs", expected.len());
     let mut at = [0; 2];
     for pdu in &expected {
         let direction = usize::from(pdu.opcode & 0x20 != 0);
@@ -132,33 +161,60 @@ fn compared(context: &Context, load: impl FnOnce(&Context, &Path, &Url) -> Resul
     Ok(())
 }
 
-fn write(context: &Context, dir: &Path, url: &Url) -> Result<()> {
+/// A copy to the LUN and back.
+fn copies_at(context: &Context, dir: &Path, url: &str) -> Result<()> {
     let source = dir.join("source.img");
     std::fs::write(&source, random::bytes(&mut context.rng("analyze/write"), BYTES))?;
-    let words = ["copy", "--force", &source.display().to_string(), &url.to_string()].map(str::to_owned);
-    context.ours(&words, LIMIT)?.success().map(drop)
+    let (source, back) = (source.display().to_string(), dir.join("back.img").display().to_string());
+    context.ours(&["copy", "--force", &source, url], LIMIT)?.success()?;
+    context.ours(&["copy", url, &back], LIMIT)?.success().map(drop)
 }
 
-fn read(context: &Context, dir: &Path, url: &Url) -> Result<()> {
-    let words = ["copy", &url.to_string(), &dir.join("back.img").display().to_string()].map(str::to_owned);
-    context.ours(&words, LIMIT)?.success().map(drop)
+fn copies(context: &Context, dir: &Path, url: &Url) -> Result<()> {
+    copies_at(context, dir, &url.to_string())
 }
 
-fn read_with_digests(_: &Context, dir: &Path, url: &Url) -> Result<()> {
+fn copies_with_digests(context: &Context, dir: &Path, url: &Url) -> Result<()> {
+    copies_at(context, dir, &format!("{url}?header_digest=crc32c&data_digest=crc32c"))
+}
+
+fn qemu_at(dir: &Path, url: &Url, digest: &str) -> Result<()> {
     let back = empty_file(dir.join("back.img"), BYTES as u64)?;
     let image = format!(
         "driver=raw,file.driver=iscsi,file.transport=tcp,file.portal={},file.target={},file.lun={},\
-         file.header-digest=crc32c",
+         file.header-digest={digest}",
         url.portal, url.iqn, url.lun
     );
-    let mut command = program("qemu-img")?;
-    command.args(["convert", "-n", "--image-opts", "-O", "raw", &image]).arg(back);
-    run(&mut command, LIMIT)?.success().map(drop)
+    let convert = |arguments: &[&str]| -> Result<()> {
+        run(program("qemu-img")?.args(["convert", "-n"]).args(arguments), LIMIT)?.success().map(drop)
+    };
+    let back = back.display().to_string();
+    convert(&["--image-opts", "-O", "raw", &image, &back])?;
+    convert(&["-f", "raw", "--target-image-opts", &back, &image])
+}
+
+fn qemu(_: &Context, dir: &Path, url: &Url) -> Result<()> {
+    qemu_at(dir, url, "none")
+}
+
+fn qemu_with_digests(_: &Context, dir: &Path, url: &Url) -> Result<()> {
+    qemu_at(dir, url, "crc32c")
+}
+
+/// Discovery, REPORT LUNS, INQUIRY.
+fn tools(_: &Context, _: &Path, url: &Url) -> Result<()> {
+    run(program("iscsi-ls")?.args(["-s", &format!("iscsi://{}", url.portal)]), LIMIT)?.success()?;
+    run(program("iscsi-inq")?.arg(url.to_string()), LIMIT)?.success().map(drop)
 }
 
 pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
-    cases.check("tshark-write", || compared(context, write));
-    cases.check("tshark-read", || compared(context, read));
-    cases.check("tshark-qemu-header-digests", || compared(context, read_with_digests));
+    for (name, server, load, is_sampled) in CASES {
+        let (name, body) = (format!("pdus-{name}"), || compare(context, server, load));
+        if is_sampled {
+            cases.check(&name, body);
+        } else {
+            cases.check_some(FULL_ONLY, &name, body);
+        }
+    }
     Ok(())
 }
