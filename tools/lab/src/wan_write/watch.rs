@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use monitor::Sample;
-use monitor::probe::{Outcome, Prober, Watched, now_ns};
+use monitor::probe::{Outcome, Prober, Reply, Watched, now_ns};
 
 use super::writer::enter;
 use crate::{Attempted, LabError};
@@ -67,9 +67,9 @@ fn observe(port: u16, pid: u32, stop: &AtomicBool) -> Result<Vec<Observed>, LabE
     let mut observed = Vec::new();
     while !stop.load(Ordering::Relaxed) && observed.len() < SAMPLES_MAX {
         let mut sampled = None;
-        let see = |_, outcome| {
-            if let Outcome::Sampled(sample) = outcome {
-                sampled = Some(sample);
+        let see = |_, outcome: Outcome<Reply<'_>>| {
+            if let Outcome::Sampled(reply) = outcome {
+                sampled = Some(reply.sample());
             }
         };
         prober.sample(&watched, see).attempted(doing)?;
