@@ -194,7 +194,10 @@ impl Open {
         let bytes = r2t.desired_data_transfer_length;
         self.granted = self.granted.saturating_add(u64::from(bytes)).min(self.expected);
         self.r2t_bytes = self.r2t_bytes.max(bytes);
-        self.r2ts_outstanding = self.r2ts_outstanding.saturating_add(1);
+        // The last Data-Out of an R2T may pass unseen: what is left tells then how many R2Ts it is of.
+        let left = self.left().div_ceil(u64::from(self.r2t_bytes.max(1)));
+        let most = u32::try_from(left).unwrap_or(u32::MAX).max(1);
+        self.r2ts_outstanding = self.r2ts_outstanding.saturating_add(1).min(most);
         self.r2t_ns = Some(at_ns);
     }
 

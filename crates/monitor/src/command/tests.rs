@@ -290,6 +290,20 @@ fn unsolicited_data_until_the_f_bit_and_a_read_in_two_sequences() {
 }
 
 /// The paper's case: no R2T, one burst for each buffer of acknowledged data.
+/// The Data-Out that ends an R2T's data passes unseen; the bytes show that the R2T is not outstanding any more.
+#[test]
+fn r2ts_whose_end_is_unseen_are_not_outstanding() {
+    let mut wire = Wire::between(0, MS);
+    wire.pdu(0, Initiator, write(1, 65_536, 0));
+    for (number, offset) in (0..).zip((0..65_536).step_by(16_384)) {
+        wire.pdu((2 * number + 1) * MS, Target, r2t(1, offset, 16_384));
+        wire.pdu((2 * number + 2) * MS, Initiator, data_out(1, 7, offset, 16_384, false));
+    }
+    wire.pdu(10 * MS, Target, good(1));
+    let (commands, counts) = wire.finish();
+    assert_eq!((commands[0].r2t_rounds, counts.r2ts_outstanding_max), (4, 1));
+}
+
 #[test]
 fn bursts_that_acknowledgements_release() {
     let mut wire = Wire::between(0, 20 * MS);

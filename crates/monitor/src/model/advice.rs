@@ -71,13 +71,19 @@ impl Lines<'_> {
 
     /// The command with what is known, and a comment with what is not.
     fn line(&self, command: &str, remark: &str) -> String {
-        let is_filled = |word: &str| self.peers.portal.is_some() && matches!(word, "TARGET" | "PORTAL");
+        let portal = self.peers.portal.as_ref();
+        // Brackets of IPv6 would be a pattern.
+        let portal =
+            portal.map(|portal| if portal.contains('[') { format!("'{portal}'") } else { portal.clone() });
+        let known = [("PORTAL", portal), ("TARGET", self.peers.target_name.clone())];
+        let is_filled = |word: &str| known.iter().any(|(known, value)| *known == word && value.is_some());
         let open = REPLACED.iter().filter(|(word, _)| holds(command, word) && !is_filled(word));
         let open: Vec<_> = open.map(|(_, what)| *what).collect();
         let mut command = command.to_owned();
-        if let Some((target, portal)) = &self.peers.portal {
-            let portal = if portal.contains('[') { format!("'{portal}'") } else { portal.clone() };
-            command = replaced(&replaced(&command, "PORTAL", &portal), "TARGET", target);
+        for (word, value) in &known {
+            if let Some(value) = value {
+                command = replaced(&command, word, value);
+            }
         }
         let open = if open.is_empty() { String::new() } else { format!("replace {}", open.join(", ")) };
         let remarks: Vec<_> = [open.as_str(), remark].into_iter().filter(|text| !text.is_empty()).collect();
@@ -443,8 +449,9 @@ mod tests {
         let device = line(&unknown, "ip link set DEVICE txqueuelen 1", "here");
         assert!(device.starts_with("ip link set DEVICE txqueuelen 1  # replace DEVICE ("), "{device}");
         assert!(device.ends_with("; here"), "{device}");
-        let portal = Some(("iqn.2026-11.a:TID".to_owned(), "[::1]:3260".to_owned()));
-        let known = Peers { portal, ..Peers::default() };
+        let names = [Some("iqn.2026-11.a:TID".to_owned()), Some("[::1]:3260".to_owned())];
+        let [target_name, portal] = names;
+        let known = Peers { target_name, portal, ..Peers::default() };
         assert_eq!(line(&known, "x -T TARGET -p PORTAL", ""), "x -T iqn.2026-11.a:TID -p '[::1]:3260'");
         assert_eq!(line(&known, "/iscsi/TARGET/tpg1", "then"), "/iscsi/iqn.2026-11.a:TID/tpg1  # then");
     }

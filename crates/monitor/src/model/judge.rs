@@ -20,6 +20,10 @@ const LINE_RATE_LEAST: f64 = 0.8;
 /// The verdict is the line, with doubt, where it is busy for so long and what TCP lost beside it is no more than this.
 const LINE_FILLED: f64 = 0.75;
 const PROBING: f64 = 0.25;
+/// Of smaller commands a deep queue carries as many as the two ends can handle, which no packet shows.
+const SMALL_BLOCK: u64 = 16 << 10;
+/// A rate this many times the measured one is not predicted for them.
+const SMALL_GAIN_MAX: f64 = 4.0;
 /// Least data for a verdict.
 const BYTES_MIN: u64 = 4096;
 
@@ -131,6 +135,10 @@ fn verdict(
     let measured = predict::measured(evidence);
     // Nothing is lost by removing a limit.
     let expected = prediction.bytes_per_s.map(|rate| rate.max(measured));
+    let is_small = evidence.protocol.is_some_and(|protocol| protocol.block_bytes < SMALL_BLOCK)
+        && matches!(limit, Cause::QueueDepth | Cause::ThinkTime);
+    let is_known = expected.is_none_or(|rate| !is_small || rate <= SMALL_GAIN_MAX * measured);
+    let expected = expected.filter(|_| is_known);
     let mut verdict = Verdict {
         limit,
         also,
@@ -140,7 +148,7 @@ fn verdict(
         waits: evidence.waits,
         bytes_per_s: measured,
         expected_bytes_per_s: expected,
-        next_limit: prediction.next,
+        next_limit: prediction.next.filter(|_| is_known),
         sentence: String::new(),
         advice: Vec::new(),
         notes: Vec::new(),

@@ -74,8 +74,9 @@ const NAME_BYTES_MAX: usize = 223;
 pub struct Peers {
     pub initiator: Option<System>,
     pub target: Option<System>,
-    /// Name and portal of the target, if a shell takes them as they are.
-    pub portal: Option<(String, String)>,
+    /// Name of the target, if a shell takes it as it is, and its address.
+    pub target_name: Option<String>,
+    pub portal: Option<String>,
 }
 
 fn named(table: &[(&str, System)], name: Option<&str>) -> Option<System> {
@@ -106,9 +107,8 @@ impl Peers {
         Self {
             initiator: named(&INITIATORS, initiator_name),
             target: if is_lio { Some(System::Lio) } else { named(&TARGETS, target_name) },
-            portal: target_name
-                .filter(|name| is_plain(name))
-                .map(|name| (name.to_owned(), portal.to_owned())),
+            target_name: target_name.filter(|name| is_plain(name)).map(str::to_owned),
+            portal: Some(portal.to_owned()).filter(|portal| !portal.is_empty()),
         }
     }
 
@@ -155,9 +155,10 @@ mod tests {
         }
         let lio = Peers::of_login(None, Some("iqn.2026-11.a:b"), Some("LIO Target"), "10.0.0.1:3260");
         assert_eq!(lio.target, Some(System::Lio));
-        assert_eq!(lio.portal, Some(("iqn.2026-11.a:b".to_owned(), "10.0.0.1:3260".to_owned())));
+        let names = (lio.target_name.as_deref(), lio.portal.as_deref());
+        assert_eq!(names, (Some("iqn.2026-11.a:b"), Some("10.0.0.1:3260")));
         for hostile in ["iqn.a;reboot", "iqn.a b", "xxxx", "iqn.$(id)", "iqn.a\n"] {
-            assert_eq!(Peers::of_login(None, Some(hostile), None, "p").portal, None, "{hostile}");
+            assert_eq!(Peers::of_login(None, Some(hostile), None, "p").target_name, None, "{hostile}");
         }
     }
 
@@ -173,7 +174,8 @@ mod tests {
         ] {
             assert_eq!(peers.fits(system, at), fits, "{system}");
         }
-        let peers = Peers { initiator: Some(System::Windows), target: Some(System::Other), portal: None };
+        let (initiator, target) = (Some(System::Windows), Some(System::Other));
+        let peers = Peers { initiator, target, ..Peers::default() };
         assert!(!peers.fits("Linux", Side::Initiator) && !peers.fits("tgt", Side::Target));
     }
 }

@@ -3,14 +3,13 @@
 use super::{Cause, Evidence, Source, Verdict};
 use crate::event::{Side, Vantage};
 
+/// A rate as the whole program writes it.
 fn mb(bytes_per_s: f64) -> String {
-    let mb = bytes_per_s / 1e6;
-    if mb >= 100.0 {
-        format!("{mb:.0} MB/s")
-    } else if mb >= 1.0 {
-        format!("{mb:.1} MB/s")
-    } else {
-        format!("{mb:.2} MB/s")
+    match bytes_per_s {
+        rate if rate >= 1e9 => format!("{:.2} GB/s", rate / 1e9),
+        rate if rate >= 1e8 => format!("{:.0} MB/s", rate / 1e6),
+        rate if rate >= 1e6 => format!("{:.1} MB/s", rate / 1e6),
+        rate => format!("{:.1} kB/s", rate / 1e3),
     }
 }
 

@@ -80,7 +80,7 @@ pub(super) fn mistakes(context: &Context) -> Result<()> {
     changed(dir.path(), "wireless.pcap", |bytes| bytes[20..24].copy_from_slice(&105u32.to_le_bytes()))?;
     changed(dir.path(), "other-port.pcap", on_another_port)?;
     changed(dir.path(), "closed.pcap", |_| ())?;
-    fs::set_permissions(path("closed.pcap"), fs::Permissions::from_mode(0))?;
+    fs::set_permissions(path("closed.pcap"), fs::Permissions::from_mode(0o0))?;
     for (file, code, parts) in MISTAKES {
         let mut command = context.command_in(dir.path());
         command.args(["analyze", file]).current_dir(dir.path());

@@ -13,8 +13,8 @@ use crate::{output, units};
 const FLOWS_SHOWN_MAX: usize = 8;
 /// Lines of advice against one limit.
 const ADVICE_SHOWN_MAX: usize = 6;
-/// Programs of which one at most is the initiator.
-const INITIATORS: [&str; 4] = ["open-iscsi", "QEMU", "ESXi", "Windows"];
+/// Programs of which one at most is the initiator, and the target.
+const ENDS: [&[&str]; 2] = [&["open-iscsi", "QEMU", "ESXi", "Windows"], &["LIO", "tgt"]];
 /// Share of a connection's data below which a direction has no times of its own: inquiries, not the load.
 const MINOR: f64 = 0.01;
 
@@ -70,8 +70,8 @@ pub(super) fn print_change(before: &Report, after: &Report) {
 
 fn print_advice(report: &FlowReport) {
     let verdict = &report.verdict;
-    let initiators = INITIATORS.iter().filter(|name| verdict.advice.iter().any(|line| line.system == **name));
-    if initiators.count() > 1 {
+    let is_advised = |system: &&&str| verdict.advice.iter().any(|line| line.system == **system);
+    if ENDS.iter().any(|systems| systems.iter().filter(is_advised).count() > 1) {
         output::line("  Which programs the ends are is not known. For each that they can be:");
     }
     for cause in [Some(verdict.limit), verdict.also].into_iter().flatten() {
@@ -175,15 +175,14 @@ fn captured(report: &FlowReport) -> String {
     format!("{place}, {} in {seconds}", units::counted(report.flow.frames, "frame"))
 }
 
-/// What the rate of the verdict is of.
+/// What the rate of the verdict is of: its data, by its time.
 fn data(report: &FlowReport) -> String {
     let evidence = &report.evidence;
     let end = if evidence.sender == Side::Initiator { "initiator" } else { "target" };
     format!(
-        "{} from the {end} in {}, the time that is judged: {}",
+        "{} from the {end} in the {} that are judged",
         units::bytes(evidence.data_bytes),
-        time(evidence.seconds),
-        units::rate(report.verdict.bytes_per_s)
+        time(evidence.seconds)
     )
 }
 

@@ -80,3 +80,35 @@ fn two_limits_that_are_close_are_both_named_and_neither_surely() {
         assert!(also.is_none() || verdict.confidence < 0.8);
     }
 }
+
+/// What a deep queue of small commands carries is a matter of the two ends: no figure.
+#[test]
+fn small_commands_have_no_predicted_rate_far_from_the_measured_one() {
+    for (block_bytes, has_figure) in [(4096, false), (64 << 10, true)] {
+        let mut evidence = evidence();
+        evidence.waits = Seconds::default();
+        evidence.waits[Cause::QueueDepth] = 1.0;
+        evidence.data_bytes = 500_000;
+        evidence.seconds = 1.0;
+        if let Some(protocol) = &mut evidence.protocol {
+            protocol.block_bytes = block_bytes;
+        }
+        let verdict = judge(&evidence);
+        assert_eq!(verdict.limit, Cause::QueueDepth);
+        assert_eq!(verdict.expected_bytes_per_s.is_some(), has_figure, "{}", verdict.sentence);
+        assert_eq!(verdict.sentence.contains("without it"), has_figure, "{}", verdict.sentence);
+    }
+}
+
+/// The largest row is not the limit: a note says why.
+#[test]
+fn a_larger_share_of_the_line_is_explained() {
+    let mut evidence = evidence();
+    evidence.waits = Seconds::default();
+    (evidence.waits[Cause::SendBuffer], evidence.waits[Cause::LineRate]) = (0.35, 0.57);
+    let verdict = judge(&evidence);
+    assert_eq!(verdict.limit, Cause::SendBuffer);
+    assert!(verdict.notes.iter().any(|note| note.contains("62 %") && note.contains("can be removed")));
+    evidence.waits[Cause::SendBuffer] = 0.6;
+    assert!(!judge(&evidence).notes.iter().any(|note| note.contains("can be removed")));
+}
