@@ -255,6 +255,11 @@ pub trait Inspect {
     fn losses(&self) -> u64 {
         0
     }
+
+    /// The connection to a remote end, to be observed; `None` without one.
+    fn tap(&self) -> Option<io::Tap> {
+        None
+    }
 }
 
 /// Evidence on which [`Inspect::check_identity`] bases its result.

@@ -2,11 +2,12 @@
 //! thread that has entered a [`World`] all of them, and the back end of its loops, come from that world; thus the
 //! simulator runs drivers unchanged. Otherwise the cost is one access to a thread-local.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::{Rc, Weak};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
@@ -101,6 +102,45 @@ pub fn addresses(socket: &OwnedFd) -> io::Result<(SocketAddr, SocketAddr)> {
     }
     let socket = SockRef::from(socket);
     Ok((internet(&socket.peer_addr()?)?, internet(&socket.local_addr()?)?))
+}
+
+/// What a driver shows of the connection that it has at present, for an observer on the same thread. A driver with
+/// successive connections has one tap. In a simulated world, whose sockets have no state in the kernel, it shows no socket.
+#[derive(Clone, Debug, Default)]
+pub struct Tap(Rc<Tapped>);
+
+#[derive(Debug, Default)]
+struct Tapped {
+    socket: RefCell<Weak<OwnedFd>>,
+    outstanding: Cell<u32>,
+}
+
+impl Tap {
+    /// A new connection begins: nothing is outstanding on it.
+    pub fn begin(&self, socket: &crate::Handle) {
+        self.0.outstanding.set(0);
+        if world().is_none() {
+            *self.0.socket.borrow_mut() = Rc::downgrade(socket);
+        }
+    }
+
+    pub fn add_outstanding(&self) {
+        self.0.outstanding.set(self.0.outstanding.get().saturating_add(1));
+    }
+
+    pub fn remove_outstanding(&self) {
+        self.0.outstanding.set(self.0.outstanding.get().saturating_sub(1));
+    }
+
+    /// Commands that the other end has not answered.
+    pub fn outstanding(&self) -> u32 {
+        self.0.outstanding.get()
+    }
+
+    /// The socket; `None` without a connection. To be dropped before the driver runs again.
+    pub fn socket(&self) -> Option<crate::Handle> {
+        self.0.socket.borrow().upgrade()
+    }
 }
 
 fn internet(address: &socket2::SockAddr) -> io::Result<SocketAddr> {

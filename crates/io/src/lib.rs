@@ -35,7 +35,7 @@ use spin::{SPIN_MAX, Spin};
 
 pub use choice::uring_features;
 pub use event::{Event, Item, Owner, Token};
-pub use host::{Listener, Thread, World, addresses, adopt, enter, entropy, listen, socket, spawn};
+pub use host::{Listener, Tap, Thread, World, addresses, adopt, enter, entropy, listen, socket, spawn};
 pub use socket::{Incoming, Outgoing, SPANS_PER_RECEIVE};
 pub use spin::SpinReport;
 

@@ -3,8 +3,10 @@
 use std::path::PathBuf;
 use std::time::Instant;
 
+use block::Endpoint;
 use mover::Control;
 
+use crate::network::Network;
 use crate::{Copied, Failure, Mismatch, Sample, Series, Stop};
 
 /// The program that runs a job. Provides the stop flag and the state directory, and receives messages. All methods are
@@ -58,11 +60,22 @@ pub(crate) struct Watch<'a> {
     stop: &'a Stop,
     display: Box<dyn FnMut(&Sample) + 'a>,
     series: Series,
+    network: Network,
 }
 
 impl<'a> Watch<'a> {
     pub(crate) fn new(host: &'a dyn Host) -> Self {
-        Self { stop: host.stop(), display: host.display(), series: Series::new(Instant::now()) }
+        let (series, network) = (Series::new(Instant::now()), Network::default());
+        Self { stop: host.stop(), display: host.display(), series, network }
+    }
+
+    /// Follows the connections of these ends, too.
+    pub(crate) fn follow(&mut self, ends: &[(&'static str, &dyn Endpoint)]) {
+        self.network = Network::of(ends);
+    }
+
+    pub(crate) fn take_network(&mut self) -> Network {
+        std::mem::take(&mut self.network)
     }
 
     pub(crate) fn update(&mut self, sample: &Sample) {
@@ -72,6 +85,7 @@ impl<'a> Watch<'a> {
 
     /// Observer callback for calls into `mover`.
     pub(crate) fn observe(&mut self, now: &mover::Progress) -> Control {
+        self.network.observe(now);
         self.update(&Sample::of(now));
         if self.stop.is_requested() { Control::Stop } else { Control::Continue }
     }

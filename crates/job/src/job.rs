@@ -1,5 +1,7 @@
 //! A requested copy: the stages before its endpoints are opened and after they are closed.
 
+use std::rc::Rc;
+
 use crate::findings::{self, Findings};
 use crate::prepared::{Paired, Prepared};
 use crate::report::Record;
@@ -106,6 +108,7 @@ impl<'a> Job<'a> {
 
     pub(crate) fn finished(&self, copied: &Copied, record: &mut Record) {
         record.outcome = Some(copied.object());
+        record.network = Rc::clone(&copied.network);
         self.host.on_copied(copied);
     }
 }

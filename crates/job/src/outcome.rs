@@ -1,5 +1,6 @@
 //! The results of a copy: figures as JSON and as text, and failures.
 
+use std::rc::Rc;
 use std::time::Duration;
 
 use mover::{CopyError, Phase, Report, Side};
@@ -9,7 +10,7 @@ use crate::cpu::CpuTime;
 use crate::manifest::Written;
 use crate::offload::Offloaded;
 use crate::remote::ByTarget;
-use crate::{Ending, Failure, Job, SCHEMA, refusals, units};
+use crate::{Connection, Ending, Failure, Job, SCHEMA, refusals, units};
 
 /// A complete copy. All of it is durable.
 #[derive(Debug)]
@@ -19,6 +20,8 @@ pub struct Copied {
     pub source_consistent: bool,
     /// Protection of the sessions, as in [`protection`](crate::protection).
     pub protection: Value,
+    /// The connections to iSCSI ends, if they were sampled often enough.
+    pub network: Rc<[Connection]>,
     /// Kind of the snapshot that was copied: `reflink`, `lvm` or `zfs`.
     pub snapshot: Option<&'static str>,
     pub manifest: Option<Written>,
@@ -47,6 +50,9 @@ impl Copied {
             offloaded.add_to(&mut object);
         }
         object["protection"] = self.protection.clone();
+        if let Way::Engine(..) | Way::Stream(..) = &self.way {
+            object["network"] = self.network.iter().map(Connection::object).collect();
+        }
         if let Way::Engine(..) = &self.way {
             object["snapshot"] = self.snapshot.unwrap_or("none").into();
             object["manifest"] = self.manifest.as_ref().map(Written::object).into();
@@ -55,12 +61,14 @@ impl Copied {
     }
 
     pub fn lines(&self) -> Vec<String> {
+        let network = self.network.iter().filter_map(Connection::line);
         let first = match &self.way {
             Way::Engine(report, cpu, offloaded) => sentence(report, *cpu) + offloaded.words(),
             Way::Stream(report, cpu) => sentence(report, *cpu),
             Way::Target(report) => report.sentence(),
         };
-        std::iter::once(first).chain(self.manifest.as_ref().map(Written::sentence)).collect()
+        let manifest = self.manifest.as_ref().map(Written::sentence);
+        std::iter::once(first).chain(network).chain(manifest).collect()
     }
 
     /// [`Ending::Done`], or [`Ending::Unreadable`] if areas of the source cannot be read; the journal is then kept.

@@ -111,7 +111,8 @@ impl Paired<'_> {
         let Pair { source, destination, source_consistent, .. } = self.pair;
         let protection = protection::of_both(&*source, &*destination);
         let way = Way::Target(by_target);
-        let copied = Copied { way, source_consistent, protection, snapshot: None, manifest: None };
+        let copied =
+            Copied { way, source_consistent, protection, network: [].into(), snapshot: None, manifest: None };
         self.job.finished(&copied, record);
         crate::close(&mut self.io, [source, destination]);
         Ok(copied)
@@ -160,12 +161,14 @@ impl Paired<'_> {
             Plan { map: kept.map.take(), only, skip_bad: kept.journal.is_some(), ..job.request.plan() };
         let _orderly = job.host.stop().orderly();
         let mut watch = Watch::new(job.host);
+        watch.follow(&[("source", &*pair.source), ("destination", &*pair.destination)]);
         let mut observer = |now: &mover::Progress| watch.observe(now);
         let (from, to) = (&mut *pair.source, &mut *pair.destination);
         let result = match &mut kept.journal {
             Some(journal) => mover::copy_with_journal(io, from, to, &plan, &mut observer, journal),
             None => mover::copy(io, from, to, &plan, &mut observer),
         };
+        record.followed = watch.take_network();
         record.series.extend(watch.finish());
         result
     }
@@ -193,6 +196,7 @@ impl Paired<'_> {
         let copied = Copied {
             source_consistent: source_consistent && !report.source_changed,
             protection: protection::of_both(&*source, &*destination),
+            network: std::mem::take(&mut record.followed).judge(&report).into(),
             way: Way::Engine(Box::new(report), cpu, offloaded),
             snapshot: self.snapshot,
             manifest,

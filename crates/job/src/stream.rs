@@ -74,6 +74,7 @@ impl<'a> Piped<'a> {
     pub(crate) fn run(self, record: &mut Record) -> Result<Copied, Failure> {
         let Self { job, mut io, end: (_medium, mut end), source_consistent, created, before, .. } = self;
         let (plan, mut watch) = (job.request.plan(), Watch::new(job.host));
+        watch.follow(&[(if job.source.is_stream() { "destination" } else { "source" }, &*end)]);
         let mut last = None;
         let mut observer = |now: &mover::Progress| {
             last = Some(Sample::of(now));
@@ -96,13 +97,15 @@ impl<'a> Piped<'a> {
                 if is_flushed { flushed(result, &stdout) } else { result }
             }
         };
+        let followed = watch.take_network();
         record.series.extend(watch.finish());
         let cpu = CpuTime::now().since(before);
         let protection = protection::of(&end.inspect().facts());
         crate::close(&mut io, [end]);
         let report = result.map_err(|error| failure(job, &error))?;
+        let network = followed.judge(&report).into();
         let way = Way::Stream(Box::new(report), cpu);
-        let copied = Copied { way, source_consistent, protection, snapshot: None, manifest: None };
+        let copied = Copied { way, source_consistent, protection, network, snapshot: None, manifest: None };
         if let Some(created) = created {
             created.keep();
         }

@@ -17,6 +17,7 @@ pub mod capture;
 pub mod command;
 pub mod event;
 pub mod flow;
+pub mod followed;
 pub mod limits;
 pub mod model;
 pub mod packet;

@@ -21,11 +21,12 @@ pub const DESCRIPTORS_MAX: usize = 1 << 16;
 pub const THREADS_MAX: usize = 4096;
 /// Bytes of a file in `/proc` or `/sys`.
 pub const PROC_FILE_BYTES_MAX: u64 = 1 << 16;
-/// Samples of a connection that are kept, [`HISTORY_NS`] apart: few, so that writing them does not cost more than asking
-/// the kernel.
+/// Samples of a connection that are kept, [`HISTORY_NS`] apart: those of five seconds.
 pub const HISTORY_MAX: usize = 128;
 /// Least time between two kept samples.
 pub const HISTORY_NS: u64 = 40_000_000;
+/// Points of the pictures of one of this process's own connections.
+pub const FOLLOWED_POINTS_MAX: usize = 16_384;
 
 // Recordings.
 

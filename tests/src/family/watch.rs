@@ -1,6 +1,8 @@
 //! `watch`: connections of this program, tgt and QEMU as lines, JSON, on a terminal and in a recording; without rights;
 //! in another network namespace; a larger send buffer and back.
 
+mod path;
+
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
@@ -135,7 +137,15 @@ fn lines(context: &Context, place: &mut Place) -> Result<()> {
     let sender = format!("(initiator, hikyaku {})", place.copy.pid());
     let words = [&*sender, "sends ", " in flight ", " cwnd "];
     let is_there = output.stdout.lines().any(|line| words.iter().all(|word| line.contains(word)));
-    demand!(is_there, "{words:?} in no line of\n{}", output.stdout)
+    ensure!(is_there, "{words:?} in no line of\n{}", output.stdout);
+    // The copy keeps to its rate: no remedy is for the connection.
+    let own = format!(
+        "limited by the copy itself, which was told to move at most 8.0 MB/s (to change that: hikyaku ctl copy {} rate",
+        place.copy.pid()
+    );
+    ensure!(output.stdout.contains(&own), "{own} is not in\n{}", output.stdout);
+    let output = place.watch(context, &[&url, "--for", "400ms"])?.success()?;
+    demand!(output.stdout.contains("No verdict yet: it needs 1 s of samples"), "{}", output.stdout)
 }
 
 /// A process: its connections, and no others.
@@ -168,6 +178,15 @@ fn without_rights(context: &Context, place: &mut Place) -> Result<()> {
 fn nothing_to_watch(context: &Context) -> Result<()> {
     let output = context.ours(&["watch", "127.0.0.1:1", "--for", "300ms"], LIMIT)?.expect(1)?;
     output.says("there was no such connection")?;
+    let output = context.ours(&["watch", "--for", "0s"], LIMIT)?.expect(2)?;
+    output.says("nothing can be seen in no time")?;
+    // A namespace of its own has no connection at all.
+    let mut command = program("unshare")?;
+    command.arg("--net").arg(&context.hikyaku).args(["watch", "--for", "300ms"]);
+    let output = run(&mut command, LIMIT)?.expect(1)?;
+    let output =
+        output.says_all(&["3260", "860", "tgtd", "iscsid", "qemu-*", "hikyaku watch PID, or ADDR:PORT"])?;
+    ensure!(!output.stderr.contains("without an argument"), "{}", output.stderr);
     let output = context.ours(&["watch", "nbd://host/a", "--for", "1s"], LIMIT)?.expect(2)?;
     output.says("only iscsi://")?;
     context.ours(&["watch", "--interval", "1us"], LIMIT)?.expect(2)?.says("1ms to 1h").map(drop)
@@ -310,6 +329,9 @@ fn terminal(context: &Context, place: &mut Place) -> Result<()> {
     let terminal = Terminal::start(context, place.dir.path(), &portal)?;
     let screen = terminal.shows(&["OTHER END", "LIMIT", "init", "targ", "What limits it", "q quit"])?;
     ensure!(screen.lines().count() <= 24 && screen.contains(&portal), "{screen}");
+    let words = [format!("{} hikyaku", place.copy.pid()), "its own --rate".to_owned()];
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    terminal.shows(&words)?;
     terminal.press("Enter")?;
     let screen = terminal.shows(&["send queue", "windows", "rate", "round trip", "queue ", "Enter list"])?;
     ensure!(screen.contains('\u{2502}'), "no axis in\n{screen}");
@@ -318,6 +340,8 @@ fn terminal(context: &Context, place: &mut Place) -> Result<()> {
     terminal.press("Escape")?;
     terminal.press("Escape")?;
     terminal.shows(&["OTHER END"])?;
+    run(&mut terminal.tmux(&["resize-window", "-x", "40", "-y", "24"])?, LIMIT)?.success()?;
+    terminal.shows(&words)?;
     for (columns, rows) in [("40", "10"), ("20", "3"), ("200", "60"), ("80", "24")] {
         run(&mut terminal.tmux(&["resize-window", "-x", columns, "-y", rows])?, LIMIT)?.success()?;
         terminal.shows(&["hikyaku watch"])?;
@@ -397,5 +421,6 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
     cases.check("nothing-to-watch", || nothing_to_watch(context));
     cases.check("namespace", || namespace(context));
     cases.check("foreign-programs", || foreign_programs(context));
+    path::examine(context, cases);
     Ok(())
 }

@@ -545,6 +545,10 @@ impl<P: Peer> Inspect for Remote<P> {
     fn losses(&self) -> u64 {
         self.losses
     }
+
+    fn tap(&self) -> Option<io::Tap> {
+        self.peer.tap()
+    }
 }
 
 impl<P: Peer> Drop for Remote<P> {

@@ -145,6 +145,11 @@ pub trait Peer: Sized {
     fn identity(&self) -> Identity;
 
     fn facts(&self) -> Vec<(&'static str, String)>;
+
+    /// The present link's connection, to be observed.
+    fn tap(&self) -> Option<io::Tap> {
+        None
+    }
 }
 
 /// The meaning of a link's outcome for the endpoint.

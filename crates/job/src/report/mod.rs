@@ -8,12 +8,15 @@ mod picture;
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::time::{Instant, SystemTime};
 
+use base64::prelude::{BASE64_STANDARD, Engine as _};
 use serde_json::Value;
 
+use crate::network::Network;
 use crate::printable::{printable, printable_json};
-use crate::{Ending, Failure, Host, Place, Readers, Series, shell, units};
+use crate::{Connection, Ending, Failure, Host, Place, Readers, Series, shell, units};
 
 /// The first bytes of every report; a file without them is never overwritten.
 const MARK: &str = "<!DOCTYPE html>\n<!-- report of hikyaku copy -->\n";
@@ -24,12 +27,15 @@ pub struct Record {
     pub series: Series,
     /// The final object of `--json`; `None` if the copy did not complete.
     pub outcome: Option<Value>,
+    pub network: Rc<[Connection]>,
+    pub(crate) followed: Network,
 }
 
 impl Record {
     /// An empty record; its time starts now.
     pub fn new() -> Self {
-        Self { series: Series::new(Instant::now()), outcome: None }
+        let series = Series::new(Instant::now());
+        Self { series, outcome: None, network: [].into(), followed: Network::default() }
     }
 }
 
@@ -118,6 +124,7 @@ impl Report {
         if !intervals.is_empty() {
             page += &picture::draw(&intervals);
         }
+        page.extend(record.network.iter().map(network));
         if let Some(outcome) = &record.outcome {
             page += &unreadable(outcome);
         }
@@ -252,6 +259,36 @@ fn figures(table: &mut Table, outcome: &Value) {
     }
 }
 
+/// The section about a connection: its verdict, what to type, and its pictures, each an image of its own, whose styles
+/// stay with it.
+fn network(connection: &Connection) -> String {
+    let verdict = &connection.found.verdict;
+    let mut html = format!(
+        "<h2>Network of the {}</h2>\n<p>{}</p>\n",
+        connection.end,
+        escaped(&format!("TCP: {}", verdict.sentence))
+    );
+    let mut table = Table::new();
+    for advice in &verdict.advice {
+        let untried = if advice.is_tried { "" } else { " (not tried by this project)" };
+        table.row(advice.system, &format!("{}{untried}", advice.line));
+    }
+    for note in &verdict.notes {
+        table.row("Note", note);
+    }
+    table.row("Samples", &connection.found.samples.to_string());
+    html += &table.end();
+    for figure in connection.found.figures() {
+        let image = BASE64_STANDARD.encode(figure.text);
+        let _ = writeln!(
+            html,
+            "<img class=\"network\" alt=\"{} over time\" src=\"data:image/svg+xml;base64,{image}\"/>",
+            escaped(figure.name)
+        );
+    }
+    html
+}
+
 /// The section about areas that could not be read; empty without such areas.
 fn unreadable(outcome: &Value) -> String {
     let Some(areas) = outcome["unreadable"].as_array().filter(|areas| !areas.is_empty()) else {
@@ -309,7 +346,7 @@ impl Table {
     }
 }
 
-const STYLE: &str = "body{font:15px/1.5 sans-serif;max-width:1040px;margin:2em auto;padding:0 1em;color:#111;background:#fff}\
+const STYLE: &str = ".network{display:block;width:100%}body{font:15px/1.5 sans-serif;max-width:1040px;margin:2em auto;padding:0 1em;color:#111;background:#fff}\
 h1{font-size:1.4em;overflow-wrap:anywhere}h2{font-size:1.1em;margin-top:1.6em}.verdict{font-size:1.1em}\
 table{border-collapse:collapse}th{text-align:left;font-weight:normal;color:#555;padding:.1em 1.5em .1em 0;vertical-align:top}\
 td{overflow-wrap:anywhere}pre{background:#f3f3f3;padding:.7em;white-space:pre-wrap;overflow-wrap:anywhere}\

@@ -1,6 +1,6 @@
 //! Evidence of a connection, the same for captures, samples of its socket, and both together.
 
-use super::Seconds;
+use super::{Cause, Seconds};
 use crate::event::{Side, Vantage};
 
 /// Who observed the connection.
@@ -33,6 +33,45 @@ pub struct Evidence {
     pub protocol: Option<Protocol>,
     /// Processor use of the observed end's process, where it is on this machine.
     pub cpu: Option<Cpu>,
+}
+
+impl Evidence {
+    /// Adds the period after this one. Figures that are no sums are those of the longer time, or the latest.
+    pub fn extend(&mut self, later: Self) {
+        if later.data_bytes > self.data_bytes {
+            self.sender = later.sender;
+        }
+        self.seconds += later.seconds;
+        self.data_bytes = self.data_bytes.saturating_add(later.data_bytes);
+        for cause in Cause::ALL {
+            self.waits[cause] += later.waits[cause];
+            self.alternatives[cause] += later.alternatives[cause];
+        }
+        let (path, then) = (&mut self.path, later.path);
+        path.rtt_s = [path.rtt_s, then.rtt_s].into_iter().flatten().reduce(f64::min);
+        path.rtt_loaded_s = then.rtt_loaded_s.or(path.rtt_loaded_s);
+        path.mss_bytes = then.mss_bytes.or(path.mss_bytes);
+        path.line_bytes_per_s = then.line_bytes_per_s.or(path.line_bytes_per_s);
+        path.data_packets = path.data_packets.saturating_add(then.data_packets);
+        path.retransmitted_packets = path.retransmitted_packets.saturating_add(then.retransmitted_packets);
+        path.spurious_packets = path.spurious_packets.saturating_add(then.spurious_packets);
+        path.timeouts = path.timeouts.saturating_add(then.timeouts);
+        path.local_drops = match (path.local_drops, then.local_drops) {
+            (Some(before), Some(now)) => Some(before.saturating_add(now)),
+            (before, now) => before.or(now),
+        };
+        path.capture_lost_bytes = path.capture_lost_bytes.saturating_add(then.capture_lost_bytes);
+        let (caps, then) = (&mut self.caps, later.caps);
+        *caps = Caps {
+            in_flight_max_bytes: caps.in_flight_max_bytes.max(then.in_flight_max_bytes),
+            in_flight_stopped_bytes: then.in_flight_stopped_bytes.or(caps.in_flight_stopped_bytes),
+            window_bytes: then.window_bytes.or(caps.window_bytes),
+            congestion_window_bytes: then.congestion_window_bytes.or(caps.congestion_window_bytes),
+            ssthresh_bytes: then.ssthresh_bytes.or(caps.ssthresh_bytes),
+            send_buffer_bytes: then.send_buffer_bytes.or(caps.send_buffer_bytes),
+        };
+        (self.protocol, self.cpu) = (later.protocol.or(self.protocol), later.cpu.or(self.cpu));
+    }
 }
 
 /// The network between the two ends.

@@ -1,5 +1,7 @@
 //! What `analyze`, `watch` and `copy` say.
 
+use serde_json::{Value, json};
+
 use super::{Cause, Seconds};
 
 /// One thing to type or to set, and on which end.
@@ -37,4 +39,28 @@ pub struct Verdict {
     pub advice: Vec<Advice>,
     /// What could not be seen, and what would show it.
     pub notes: Vec<String>,
+}
+
+impl Verdict {
+    /// The verdict as `watch --json` and `copy --json` have it: rates in 10^6 bytes a second, numbers with three digits
+    /// after the point.
+    pub fn object(&self) -> Value {
+        let rounded = |value: f64| (value * 1e3).round() / 1e3;
+        let advice = self.advice.iter();
+        let advice = advice
+            .map(|advice| json!({ "system": advice.system, "line": advice.line, "tried": advice.is_tried }));
+        json!({
+            "limit": self.limit.name(),
+            "also": self.also.map(Cause::name),
+            "candidates": self.candidates.iter().map(|cause| cause.name()).collect::<Vec<_>>(),
+            "confidence": rounded(self.confidence),
+            "share": rounded(self.share),
+            "mb_per_s": rounded(self.bytes_per_s / 1e6),
+            "expected_mb_per_s": self.expected_bytes_per_s.map(|rate| rounded(rate / 1e6)),
+            "next_limit": self.next_limit.map(Cause::name),
+            "sentence": self.sentence,
+            "advice": advice.collect::<Vec<_>>(),
+            "notes": self.notes,
+        })
+    }
 }

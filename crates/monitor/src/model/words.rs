@@ -176,7 +176,11 @@ pub(super) fn notes(evidence: &Evidence, verdict: &Verdict) -> Vec<String> {
             Cause::Loss => format!("a capture at the {sender} tells which"),
             _ => format!("samples of the {sender}'s socket tell which (`hikyaku watch` at the {sender})"),
         };
-        notes.push(format!("The observation fits {}; {what}.", names.join(" and ")));
+        let what = match evidence.source {
+            Source::Own(_) => String::new(),
+            _ => format!("; {what}"),
+        };
+        notes.push(format!("The observation fits {}{what}.", names.join(" and ")));
     }
     if evidence.path.capture_lost_bytes > 0 {
         notes.push(format!(

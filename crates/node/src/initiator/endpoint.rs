@@ -12,7 +12,8 @@ use std::time::Duration;
 use area::Span;
 use block::remote::{Change, Effect, Next, Nouns, Peer, Remote, Report, Submitted, TICK, Verdict};
 use block::{Capability, Identity, IoError, IoErrorKind, Kind, OpenError};
-use io::{Io, Owner};
+
+use io::{Io, Owner, Tap};
 use iscsi::chap::{Algorithm, Algorithms};
 use iscsi::initiator::{Command, Direction};
 use iscsi::login::initiator::LoginError;
@@ -74,6 +75,7 @@ pub(super) struct IscsiPeer {
     seal_refused: bool,
     /// The next attempt is made with the announced next key of the target, if there is one.
     uses_next_key: bool,
+    tap: Tap,
 }
 
 pub(super) fn open(io: &mut Io, medium: &IscsiMedium) -> Result<Remote<IscsiPeer>, OpenError> {
@@ -103,6 +105,7 @@ impl IscsiPeer {
             tried_again: false,
             seal_refused: false,
             uses_next_key: false,
+            tap: Tap::default(),
         })
     }
 
@@ -242,8 +245,12 @@ impl Peer for IscsiPeer {
         let sealing = sealing.filter(|_| !std::mem::take(&mut self.declined));
         let sealing = sealing.map(|sealing| sealing.with_next(self.uses_next_key));
         let generation = incarnation & GENERATION_MASK;
-        Session::connect(io, owner, generation, address, login, sealing.as_ref(), tls)
-            .map_err(|failure| self.failed(failure))
+        let session = Session::connect(io, owner, generation, address, login, sealing.as_ref(), tls)
+            .map_err(|failure| self.failed(failure))?;
+        if let Some(socket) = session.connecting() {
+            self.tap.begin(socket);
+        }
+        Ok(session)
     }
 
     fn next_address(&mut self) -> bool {
@@ -272,6 +279,7 @@ impl Peer for IscsiPeer {
                     let data = &buffer.as_slice()[..(moved as usize).min(buffer.len())];
                     return self.on_answer(io, session, &Answer { status, sense, data }, reports);
                 }
+                self.tap.remove_outstanding();
                 let is_good = status == Status::Good as u8;
                 if !is_good && sense.as_ref().map(cache::fate) == Some(Fate::Lost) {
                     self.cache_lost(reports);
@@ -286,7 +294,10 @@ impl Peer for IscsiPeer {
                     self.attention_missed |= was_sent && self.setup.cache_survived().is_none();
                     self.send_query(io, session);
                 }
-                None => reports.push(Report::Ended { task: task.index(), answer: Ended::Interrupted }),
+                None => {
+                    self.tap.remove_outstanding();
+                    reports.push(Report::Ended { task: task.index(), answer: Ended::Interrupted });
+                }
             },
             Outcome::Failed(failure) => reports.push(self.failed(failure)),
             Outcome::Targets(_) | Outcome::LoggedOut => {}
@@ -408,6 +419,7 @@ impl Peer for IscsiPeer {
         let length = buffer.as_ref().map_or(0, Span::len) as u32;
         let command = command(self.lun, &step.cdb, step.direction, length);
         let Ok(task) = session.submit(command, buffer) else { return Submitted::NotNow };
+        self.tap.add_outstanding();
         let is_volatile = command::is_volatile(kind, &self.disk);
         let is_last = command::is_last(kind, done, step.bytes, &self.disk);
         Submitted::Task(task.index(), Effect { bytes: step.bytes, is_volatile, is_last })
@@ -455,6 +467,10 @@ impl Peer for IscsiPeer {
 
     fn facts(&self) -> Vec<(&'static str, String)> {
         facts::facts(&self.disk, self.known.as_ref())
+    }
+
+    fn tap(&self) -> Option<Tap> {
+        Some(self.tap.clone())
     }
 }
 

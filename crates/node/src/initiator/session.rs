@@ -179,6 +179,14 @@ impl Session {
         })
     }
 
+    /// The socket, until it is connected.
+    pub(super) fn connecting(&self) -> Option<&Handle> {
+        match &self.state {
+            State::Connecting { socket, .. } => Some(socket),
+            _ => None,
+        }
+    }
+
     /// The protection of the connection; valid after the login.
     pub(super) fn protection(&self) -> Protection {
         match &self.state {

@@ -4,7 +4,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use monitor::event::Side;
 use monitor::probe::{Figures, Session};
-use monitor::{Cause, Sample, Verdict};
+use monitor::{Sample, Verdict};
 use serde_json::{Value, json};
 
 use super::engine::{Engine, figures};
@@ -79,22 +79,7 @@ fn rates(figures: &Figures) -> Value {
 }
 
 fn judged(verdict: &Verdict, own: Option<Own>) -> Value {
-    let advice = verdict
-        .advice
-        .iter()
-        .map(|advice| json!({ "system": advice.system, "line": advice.line, "tried": advice.is_tried }));
-    json!({
-        "limit": verdict.limit.name(),
-        "also": verdict.also.map(Cause::name),
-        "candidates": verdict.candidates.iter().map(|cause| cause.name()).collect::<Vec<_>>(),
-        "confidence": rounded(verdict.confidence),
-        "share": rounded(verdict.share),
-        "mb_per_s": rounded(verdict.bytes_per_s / 1e6),
-        "expected_mb_per_s": verdict.expected_bytes_per_s.map(|rate| rounded(rate / 1e6)),
-        "next_limit": verdict.next_limit.map(Cause::name),
-        "sentence": verdict.sentence,
-        "advice": advice.collect::<Vec<_>>(),
-        "own_rate_mb_per_s": own.map(|own| rounded(own.bytes_per_s / 1e6)),
-        "notes": verdict.notes,
-    })
+    let mut object = verdict.object();
+    object["own_rate_mb_per_s"] = own.map(|own| rounded(own.bytes_per_s / 1e6)).into();
+    object
 }

@@ -1,0 +1,220 @@
+//! Over a path of 40 ms with small buffers: `copy` names the limit of its own connections, and `watch --tune` enlarges the
+//! send buffer of initiators in user space (QEMU's of libiscsi, ours) and restores it.
+
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use lab::wan::{ADDRESSES, Options, Settings, Wan, obstacle};
+use serde_json::Value;
+use tempfile::TempDir;
+
+use super::{LIMIT, NOBODY, objects};
+use crate::files::random_file;
+use crate::process::Surroundings;
+use crate::schema::Schema;
+use crate::{Cases, Context, Output, Running, Scene, Server, program, run, scratch};
+
+const RTT: Duration = Duration::from_millis(40);
+const BITS_PER_S: f64 = 800e6;
+/// Caps of the buffers as `tcp_wmem` and `tcp_rmem` have them, and one that does not limit.
+const SMALL: &str = "4096 65536 262144";
+const AMPLE: &str = "4096 131072 33554432";
+const BYTES: u64 = 24 << 20;
+/// A copy that lasts longer than a case.
+const LONG_BYTES: u64 = 1 << 30;
+
+struct Place {
+    // Declared before the path and therefore dropped first.
+    server: Server,
+    wan: Wan,
+    dir: TempDir,
+}
+
+impl Place {
+    fn new(context: &Context) -> Result<Self> {
+        let settings = Settings::new(RTT, Some(BITS_PER_S));
+        let options = Options::new(settings).ipv4("tcp_congestion_control", "cubic");
+        let wan = Wan::start(&options.ipv4("tcp_wmem", AMPLE).ipv4("tcp_rmem", AMPLE))?;
+        let dir = scratch()?;
+        let mut command = context.command_in(dir.path());
+        Surroundings::network(wan.side(1).name()).apply(&mut command);
+        command.args(["serve", &format!("mem:{LONG_BYTES}"), "--listen", &format!("{}:3260", ADDRESSES[1])]);
+        let server = Server::start(command.args(["--seal", "off"]), 1)?;
+        Ok(Self { server, wan, dir })
+    }
+
+    /// Buffers of later connections: what the initiator's end sends, and what the target's end takes.
+    fn buffers(&self, send: &str, receive: &str) -> Result<()> {
+        self.wan.side(0).sysctl("net/ipv4/tcp_wmem", send)?;
+        Ok(self.wan.side(1).sysctl("net/ipv4/tcp_rmem", receive)?)
+    }
+
+    fn ours(&self, context: &Context) -> Command {
+        let mut command = context.command_in(self.dir.path());
+        Surroundings::network(self.wan.side(0).name()).apply(&mut command);
+        command.current_dir(self.dir.path());
+        command
+    }
+
+    fn url(&self) -> String {
+        format!("{},seal=off", self.server.url)
+    }
+
+    fn watch(&self, context: &Context, arguments: &[&str]) -> Result<Output> {
+        let mut command = self.ours(context);
+        run(command.arg("watch").args(arguments), LIMIT)?.orderly()
+    }
+
+    /// Copies, with a report; returns the object of `--json` and the report.
+    fn copy(&self, context: &Context, options: &[&str]) -> Result<(Value, String)> {
+        let report = self.dir.path().join("report.html");
+        let mut command = self.ours(context);
+        command.args(["copy", &format!("pattern:{BYTES}"), &self.url(), "--force", "--json", "--report"]);
+        let output = run(command.arg(&report).args(options), LIMIT)?.success()?;
+        let object: Value =
+            serde_json::from_str(output.stdout.trim()).with_context(|| output.stdout.clone())?;
+        Schema::load("copy")?.check(&object)?;
+        Ok((object, std::fs::read_to_string(&report)?))
+    }
+
+    /// `qemu-img`, which writes by libiscsi, several requests at once.
+    fn qemu(&self, context: &Context) -> Result<Running> {
+        let source = self.dir.path().join("source.img");
+        if !source.exists() {
+            random_file(&source, LONG_BYTES / 4, context.seed_for("watch-path"))?;
+        }
+        let mut command = program("qemu-img")?;
+        Surroundings::network(self.wan.side(0).name()).apply(&mut command);
+        command.args(["convert", "-n", "-W", "-m", "16", "-f", "raw", "-O", "raw"]).arg(&source);
+        let running = Running::start(command.arg(self.server.url.to_string()))?;
+        std::thread::sleep(Duration::from_secs(2));
+        Ok(running)
+    }
+
+    fn our_copy(&self, context: &Context) -> Result<Running> {
+        let mut command = self.ours(context);
+        command.args(["copy", &format!("pattern:{LONG_BYTES}"), &self.url(), "--force", "--quiet"]);
+        let running = Running::start(&mut command)?;
+        std::thread::sleep(Duration::from_secs(2));
+        Ok(running)
+    }
+}
+
+/// The destination's connection of a copy.
+fn destination(object: &Value) -> Result<&Value> {
+    let network = object["network"].as_array().context("no network")?;
+    ensure!(network.len() == 1 && network[0]["end"] == "destination", "{object}");
+    let rtt = network[0]["rtt_least_ms"].as_f64().context("no round trip")?;
+    ensure!((RTT.as_secs_f64() * 1e3..100.0).contains(&rtt), "{rtt} ms");
+    Ok(&network[0])
+}
+
+fn copy_names_the_send_buffer(context: &Context, place: &Place) -> Result<()> {
+    place.buffers(SMALL, AMPLE)?;
+    let (object, report) = place.copy(context, &[])?;
+    let verdict = &destination(&object)?["verdict"];
+    ensure!(verdict["limit"] == "send_buffer", "{verdict}");
+    // Without the rate of the path any figure would be a guess.
+    ensure!(verdict["expected_mb_per_s"].is_null(), "{verdict}");
+    ensure!(report.contains("Network of the destination"), "no section in the report");
+    let pictures = report.matches("src=\"data:image/svg+xml;base64,").count();
+    ensure!(pictures == 3, "{pictures} pictures of the connection");
+    let mut command = place.ours(context);
+    command.args(["copy", &format!("pattern:{BYTES}"), &place.url(), "--force"]);
+    let output = run(&mut command, LIMIT)?.success()?;
+    let words = ["network of the destination: ", "the send buffer of the initiator"];
+    demand!(words.iter().all(|words| output.stdout.contains(words)), "{}", output.stdout)
+}
+
+fn copy_names_the_window(context: &Context, place: &Place) -> Result<()> {
+    place.buffers(AMPLE, SMALL)?;
+    let (object, _) = place.copy(context, &[])?;
+    let verdict = &destination(&object)?["verdict"];
+    demand!(verdict["limit"] == "receive_window", "{verdict}")
+}
+
+/// A rate that was asked for is no fault of the connection.
+fn copy_with_a_rate_blames_nothing(context: &Context, place: &Place) -> Result<()> {
+    place.buffers(AMPLE, AMPLE)?;
+    let (object, _) = place.copy(context, &["--rate", "6MB/s"])?;
+    let verdict = &destination(&object)?["verdict"];
+    ensure!(object["limited_by"] == "rate" && verdict["limit"] == "think_time", "{verdict}");
+    ensure!(verdict["advice"].as_array().is_some_and(Vec::is_empty), "{verdict}");
+    let sentence = verdict["sentence"].as_str().context("no sentence")?;
+    demand!(sentence.contains("the rate that it was given, not by this connection"), "{sentence}")
+}
+
+/// Sizes of the initiator's send buffer, in the order of time.
+fn sizes(output: &Output) -> Result<Vec<u64>> {
+    let all = objects(output)?;
+    let ours = all.iter().filter(|object| object["session"]["side"] == "initiator");
+    Ok(ours.filter_map(|object| object["sample"]["send_buffer_bytes"].as_u64()).collect())
+}
+
+/// What `--tune` does to a connection that its send buffer limits: enlarges it, never lowers it, and restores it.
+fn tunes(context: &Context, place: &Place, initiator: Running, name: &str) -> Result<()> {
+    let tuned = place.watch(context, &["--tune", "--for", "8s", "--json"])?.success()?;
+    let tuned =
+        tuned.says_all(&[&format!("{name} {}", initiator.pid()), "send buffer ", " -> ", " again"])?;
+    let sizes_tuned = sizes(&tuned)?;
+    ensure!(sizes_tuned.windows(2).all(|pair| pair[0] <= pair[1]), "{sizes_tuned:?}");
+    let (before, during) = (sizes_tuned.first(), sizes_tuned.last());
+    let (before, during) = before.zip(during).context("no sizes")?;
+    ensure!(during > &(2 * before), "{sizes_tuned:?}");
+    let after = sizes(&place.watch(context, &["--json", "--for", "2s"])?.success()?)?;
+    ensure!(after.last() == Some(before), "{before} before, then {after:?}");
+
+    // What stays: the end of the command leaves it as it is.
+    let kept = place.watch(context, &["--tune", "--keep", "--for", "8s", "--json"])?.success()?;
+    let kept = kept.says("the send buffer stays at ")?;
+    let (kept, after) =
+        (sizes(&kept)?, sizes(&place.watch(context, &["--json", "--for", "2s"])?.success()?)?);
+    ensure!(kept.last() == after.last() && after.last() > Some(before), "{kept:?}, then {after:?}");
+    drop(initiator);
+    Ok(())
+}
+
+fn tunes_qemu(context: &Context, place: &Place) -> Result<()> {
+    place.buffers(SMALL, AMPLE)?;
+    tunes(context, place, place.qemu(context)?, "qemu-img")
+}
+
+fn tunes_ours(context: &Context, place: &Place) -> Result<()> {
+    place.buffers(SMALL, AMPLE)?;
+    tunes(context, place, place.our_copy(context)?, "hikyaku")
+}
+
+/// Without the right to trace the process nothing changes, and the lines to type are printed.
+fn tune_without_rights(context: &Context, place: &Place) -> Result<()> {
+    place.buffers(SMALL, AMPLE)?;
+    let initiator = place.qemu(context)?;
+    let mut command = place.wan.side(0).command(program("setpriv")?.get_program());
+    command.args([&format!("--reuid={NOBODY}"), &format!("--regid={NOBODY}"), "--clear-groups"]);
+    command.arg(&context.hikyaku).args(["watch", "--tune", "--for", "8s", "--json"]).current_dir("/");
+    let output = run(&mut command, LIMIT)?.success()?;
+    let output = output.says_all(&["for later connections type:", "sysctl -w net.ipv4.tcp_wmem="])?;
+    let sizes = sizes(&output)?;
+    ensure!(sizes.windows(2).all(|pair| pair[0] == pair[1]), "{sizes:?}");
+    drop(initiator);
+    Ok(())
+}
+
+pub(super) fn examine(context: &Context, cases: &mut Cases) {
+    if let Some(obstacle) = obstacle() {
+        return cases.note(format!("a path of 40 ms: not run, {obstacle}"));
+    }
+    let place = Scene::new(|| Place::new(context));
+    type Case = fn(&Context, &Place) -> Result<()>;
+    let rows: &[(&str, Case)] = &[
+        ("path/copy-names-the-send-buffer", copy_names_the_send_buffer),
+        ("path/copy-names-the-window", copy_names_the_window),
+        ("path/copy-with-a-rate", copy_with_a_rate_blames_nothing),
+        ("path/tune-qemu", tunes_qemu),
+        ("path/tune-ours", tunes_ours),
+        ("path/tune-without-rights", tune_without_rights),
+    ];
+    for (name, case) in rows {
+        cases.check(name, || case(context, place.get()?));
+    }
+}
