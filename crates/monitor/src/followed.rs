@@ -152,6 +152,7 @@ impl Found {
             evidence: &evidence,
             series: &self.series,
             commands: &[],
+            notes: &[],
         };
         svg::figures(&subject).into_iter().filter(|figure| FIGURES.contains(&figure.name)).collect()
     }
