@@ -1,6 +1,7 @@
 //! The kept benchmarks. Every figure is a median of interleaved runs (A B A B), this program's and the peer's in the
 //! same minute on the same files, with the spread and a ceiling of the machine.
 
+mod analyze;
 mod bars;
 mod claims;
 mod copy;
@@ -83,6 +84,8 @@ enum Bench {
     Service(Common),
     /// What `watch` takes of a core, beside a bare loop in C over the same system calls
     Probe(Common),
+    /// Packets and bytes a second of `analyze`, beside tshark, and its memory for 50 GB from a pipe
+    Analyze(Common),
     /// What `analyze` and `watch` say about connections whose limit was injected (needs root)
     Verdict {
         #[command(flatten)]
@@ -125,6 +128,7 @@ fn run_bench(bench: &Bench) -> Result<()> {
         | Bench::Sealed(common)
         | Bench::Service(common)
         | Bench::Probe(common)
+        | Bench::Analyze(common)
         | Bench::Copy { common, .. }
         | Bench::Verdict { common, .. }
         | Bench::Versus { common, .. } => common,
@@ -144,6 +148,7 @@ fn run_bench(bench: &Bench) -> Result<()> {
         Bench::Copy { common, size, all } => copy::run_table(common, *size, *all, context),
         Bench::Service(common) => service::run_table(common, &context),
         Bench::Probe(common) => probe::run_table(common, &context),
+        Bench::Analyze(common) => analyze::run_table(common, &context),
         Bench::Verdict { common, own } => verdict::run_table(common, own, &context),
         Bench::Versus { common, old } => versus::run_table(common, old, &context),
         Bench::Pong { .. } => unreachable!("answered above"),

@@ -44,7 +44,7 @@ enum Command {
     Package(package::Args),
     /// Draws docs/peers.svg from docs/evidence
     Chart,
-    /// A kept benchmark, ours beside the peers: target, ends, sealed, copy, service, probe, versus or verdict; `bench NAME --help` lists its options
+    /// A kept benchmark, ours beside the peers: target, ends, sealed, copy, service, probe, analyze, versus or verdict; `bench NAME --help` lists its options
     #[command(disable_help_flag = true)]
     Bench {
         /// Which one
@@ -110,8 +110,8 @@ fn forward(fixed: &[&str], forwarded: &Forwarded) -> Result<bool> {
 
 fn bench(name: &str, forwarded: &Forwarded) -> Result<bool> {
     ensure!(
-        ["target", "ends", "sealed", "copy", "service", "probe", "versus", "verdict"].contains(&name),
-        "no benchmark {name}; there are target, ends, sealed, copy, service, probe, versus and verdict"
+        ["target", "ends", "sealed", "copy", "service", "probe", "analyze", "versus", "verdict"].contains(&name),
+        "no benchmark {name}; there are target, ends, sealed, copy, service, probe, analyze, versus and verdict"
     );
     let fixed = ["bench", "--profile", "dev", "--package", "hikyaku-benches", "--bench", name, "--"];
     forward(&fixed, forwarded)

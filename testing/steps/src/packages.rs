@@ -78,6 +78,7 @@ const BENCH: &[Need] = &[
     need("libiscsi-bin", &["iscsi-ls"]),
     file("libiscsi-dev", "/usr/include/iscsi/iscsi.h"),
     need("gcc", &["cc"]),
+    need("tshark", &["tshark"]),
     need("tcpdump", &["tcpdump"]),
     need("fio", &["fio"]),
     need("mount", &["losetup"]),

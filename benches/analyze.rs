@@ -1,0 +1,5 @@
+//! `cargo xtask bench analyze`.
+
+fn main() -> std::process::ExitCode {
+    benches::main("analyze")
+}
