@@ -219,19 +219,16 @@ fn commands(direction: &Direction) -> String {
 }
 
 fn times(direction: &Direction, transfer: Transfer) -> String {
-    let of = |times: &Times| format!("{} ({})", time(times.seconds(0.5)), time(times.seconds(0.99)));
+    let of = |times: &Times| format!("{} [{}]", time(times.seconds(0.5)), time(times.seconds(0.99)));
     let (ta, tb, tc) = (of(&direction.ta), of(&direction.tb), of(&direction.tc));
     let target = time(direction.target.seconds(0.5));
-    match transfer {
-        Transfer::Write => format!(
-            "Ta, first to last data, {ta}; Tb, then to the response, {tb}; Tc, then to the next command, {tc}; the target alone \
-             {target}: medians (99th percentiles)"
-        ),
-        Transfer::Read => format!(
-            "Tb, command to first data, {tb}; Ta, first to last data, {ta}; Tc, response to the next command, {tc}; the target \
-             alone {target}: medians (99th percentiles)"
-        ),
-    }
+    let parts = match transfer {
+        Transfer::Write => format!("first to last data (Ta) {ta}, then to the response (Tb) {tb}"),
+        Transfer::Read => format!("command to first data (Tb) {tb}, first to last data (Ta) {ta}"),
+    };
+    format!(
+        "median [99th percentile]: {parts}, then to the next command (Tc) {tc}; the target itself {target}"
+    )
 }
 
 fn r2ts(direction: &Direction) -> String {
