@@ -122,6 +122,15 @@ fn short(cause: Cause) -> &'static str {
     }
 }
 
+/// `a, b or c`.
+fn listed(names: &[&str], word: &str) -> String {
+    match names {
+        [] => String::new(),
+        [one] => (*one).to_owned(),
+        [first @ .., last] => format!("{} {word} {last}", first.join(", ")),
+    }
+}
+
 pub(super) fn sentence(evidence: &Evidence, verdict: &Verdict) -> String {
     let rate = mb(verdict.bytes_per_s);
     if verdict.limit == Cause::Unknown {
@@ -131,7 +140,7 @@ pub(super) fn sentence(evidence: &Evidence, verdict: &Verdict) -> String {
         let names: Vec<_> = verdict.candidates.iter().map(|cause| short(*cause)).collect();
         return format!(
             "What limits this connection ({rate}) is not decided: it can be {}.",
-            names.join(" or ")
+            listed(&names, "or")
         );
     }
     let mut text = format!(
@@ -178,9 +187,12 @@ pub(super) fn notes(evidence: &Evidence, verdict: &Verdict) -> Vec<String> {
         };
         let what = match evidence.source {
             Source::Own(_) => String::new(),
+            Source::Probe(_) if verdict.limit == Cause::Unknown => {
+                "; packets tell which (`sudo hikyaku watch`, or a capture)".to_owned()
+            }
             _ => format!("; {what}"),
         };
-        notes.push(format!("The observation fits {}{what}.", names.join(" and ")));
+        notes.push(format!("The observation fits {}{what}.", listed(&names, "and")));
     }
     if evidence.path.capture_lost_bytes > 0 {
         notes.push(format!(

@@ -2,6 +2,7 @@
 
 use std::cmp::Reverse;
 use std::io::Read;
+use std::ops::Range;
 
 use super::{Ended, Flow, Item, RecordError, read};
 use crate::analysis::{FlowReport, Report};
@@ -11,11 +12,14 @@ use crate::event::{Distances, Side, Vantage};
 use crate::limits::{FLOWS_REPORTED_MAX, RECORD_SAMPLES_MAX, SERIES_POINTS_MAX};
 use crate::model::{Cpu, Evidence, Source, judge, sampled};
 use crate::sample::Sample;
-use crate::series::{Collector, Point, Series};
+use crate::series::{Bins, Collector, Point, Series};
 use crate::view;
 
 /// `watch` samples every 10 ms or more often: a longer pause is the time between two of its runs, or a stopped machine.
 const PAUSE_NS: u64 = 2_000_000_000;
+
+/// Most parts of the time between two samples over which its bytes are spread in the picture of the rate.
+const SPREAD_MAX: u64 = 64;
 
 /// Analyses a recording; `source` is its name. With `has_pictures`, the reports have points for pictures.
 ///
@@ -144,6 +148,16 @@ impl Processor {
     }
 }
 
+/// Adds bytes that moved at an unknown moment of this time: evenly.
+fn spread(rate: &mut Bins, time: Range<u64>, bytes: u64) {
+    let length = time.end.saturating_sub(time.start);
+    let steps = (length / rate.width_ns.max(Bins::WIDTH_MIN_NS)).clamp(1, SPREAD_MAX);
+    for step in 1..=steps {
+        let share = bytes / steps + u64::from(step <= bytes % steps);
+        rate.add(time.start + length / steps * step, share);
+    }
+}
+
 fn period_ns(samples: &[Sample]) -> u64 {
     samples.first().zip(samples.last()).map_or(0, |(first, last)| last.at_ns.saturating_sub(first.at_ns))
 }
@@ -262,8 +276,7 @@ impl End {
 
     fn notes(&self) -> Vec<String> {
         let mut notes = vec![format!(
-            "sampled: {} samples of the {}'s socket{}, no packets; what a connection waits for above TCP (commands, R2Ts, the \
-             target, the program) is visible in a capture only",
+            "sampled: {} samples of the {}'s socket{}, no packets",
             self.part.len(),
             if self.flow.side == Side::Initiator { "initiator" } else { "target" },
             if self.flow.process.is_empty() { String::new() } else { format!(" ({})", self.flow.process) },
@@ -295,7 +308,7 @@ impl End {
             ];
             for (from, bytes) in ways {
                 if let Some(bytes) = bytes {
-                    series.directions[from as usize].rate.add(now.at_ns, bytes);
+                    spread(&mut series.directions[from as usize].rate, before.at_ns..now.at_ns, bytes);
                 }
             }
         }
@@ -376,7 +389,12 @@ mod tests {
         assert!((flow.verdict.bytes_per_s / 1e8 - 1.0).abs() < 0.01, "{}", flow.verdict.bytes_per_s);
         assert_eq!(flow.payload_bytes, [200_000_000, 9600]);
         assert!((flow.seconds - 2.0).abs() < 0.02 && flow.notes[0].starts_with("sampled: 201 samples"));
-        assert!(!flow.series.is_empty() && !flow.series.direction(Side::Initiator).rate.sums.is_empty());
+        // 1 MB in 10 ms, in bins of 1 ms.
+        let rate = &flow.series.direction(Side::Initiator).rate;
+        let middle = &rate.sums[10..1000];
+        assert!(!flow.series.is_empty() && rate.width_ns == Bins::WIDTH_MIN_NS);
+        assert!(middle.iter().all(|sum| *sum == 100_000), "{:?}", &middle[..20]);
+        assert_eq!(rate.sums.iter().sum::<u64>(), 200_000_000);
     }
 
     #[test]

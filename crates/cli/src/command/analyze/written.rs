@@ -274,3 +274,34 @@ fn graphs(
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use job::Ending;
+
+    /// A signal while results are written ends the writing, and no result appears; one that ended the reading does not.
+    #[test]
+    fn a_signal_leaves_no_result() {
+        let directory = tempfile::tempdir().unwrap();
+        for is_ending in [false, true] {
+            let stop = Stop::default();
+            let _orderly = stop.orderly();
+            let mut whole = Whole { places: Vec::new(), stop: &stop, is_ending };
+            let path = |name: &str| directory.path().join(name);
+            let place = |name: &str| Place::new(&path(name), "figure", &[b"a"], Readers::All).unwrap();
+            whole.add(place("first"), |out| out.write_all(b"a")).unwrap();
+            let second = place("second");
+            let written = whole.add(second, |out| {
+                stop.request(libc::SIGINT);
+                (0..10).try_for_each(|_| out.write_all(b"a"))
+            });
+            let completed = written.and_then(|()| whole.complete());
+            assert_eq!(completed.is_ok(), is_ending);
+            if let Err(failure) = completed {
+                assert_eq!(failure.ending, Ending::Interrupted(libc::SIGINT));
+                assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
+            }
+        }
+    }
+}
