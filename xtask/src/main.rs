@@ -4,6 +4,7 @@
 //! The checks lie elsewhere: unit tests in each crate, families of real peers in `tests`, benchmarks in `benches`. The
 //! tasks here run them in order, install the peers and print one table.
 
+mod bpf;
 mod chart;
 mod package;
 mod suite;
@@ -42,6 +43,8 @@ enum Command {
     Fuzz(Forwarded),
     /// The Debian package, a static program, digests and the list of dependencies, in target/package
     Package(package::Args),
+    /// Compiles the kernel's programs of `watch`: crates/monitor/bpf/tcp.bpf.o
+    Bpf(bpf::Args),
     /// Draws docs/peers.svg from docs/evidence
     Chart,
     /// A kept benchmark, ours beside the peers: target, ends, sealed, copy, service, probe, analyze, versus or verdict; `bench NAME --help` lists its options
@@ -132,6 +135,7 @@ fn run(command: Command) -> Result<bool> {
         Command::Soak(forwarded) => program("soak", &forwarded),
         Command::Fuzz(forwarded) => program("fuzz", &forwarded),
         Command::Package(args) => package::run(&args),
+        Command::Bpf(args) => bpf::run(&args),
         Command::Chart => chart::run(),
         Command::Bench { name, forwarded } => bench(&name, &forwarded),
     }

@@ -13,7 +13,7 @@ use steps::packages::{self, Purpose};
 use steps::settings::{Settings, Tally, VARIABLE, print_summary, results, totals};
 use steps::{Against, Share, Tier, cargo, fresh_seed, line_of, must, repository, target_directory};
 
-use crate::{Selection, touched};
+use crate::{Selection, bpf, touched};
 
 /// A run of the program of the families. Without `built`, which [`test_programs`] returns, cargo builds it.
 fn families(settings: &Settings, built: Option<&TestProgram>) -> Result<Command> {
@@ -270,6 +270,22 @@ pub(crate) fn ci(selection: &Selection) -> Result<bool> {
     steps.step("doc", || {
         let mut command = cargo(&["doc", "--workspace", "--no-deps", "--document-private-items"]);
         must(command.env("RUSTDOCFLAGS", "-D warnings"))
+    });
+    steps.step("bpf", || {
+        packages::ensure(Purpose::Test)?;
+        bpf::run(&bpf::Args { check: true })?;
+        let package = ["--package", "hikyaku-monitor", "--package", "hikyaku", "--features", "hikyaku/bpf"];
+        must(cargo(&["clippy", "--all-targets"]).args(package).args(["--", "-D", "warnings"]))?;
+        must(&mut cargo(&[
+            "test",
+            "--package",
+            "hikyaku-monitor",
+            "--features",
+            "bpf",
+            "--lib",
+            "--test",
+            "bpf",
+        ]))
     });
     let touched = steps.step("changed files", touched::since_base).unwrap_or_default();
     let tallies = test_steps(&mut steps, selection, Against::Ours, touched)?;

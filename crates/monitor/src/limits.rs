@@ -23,6 +23,12 @@ pub const THREADS_MAX: usize = 4096;
 pub const PROC_FILE_BYTES_MAX: u64 = 1 << 16;
 /// Samples of a connection that are kept, [`HISTORY_NS`] apart: those of five seconds.
 pub const HISTORY_MAX: usize = 128;
+/// Retransmissions of a connection that are kept with their sequence numbers.
+#[cfg(feature = "bpf")]
+pub const RETRANSMISSIONS_KEPT_MAX: usize = 16;
+/// Events of the kernel's programs that one call passes on: the caller samples sockets between calls.
+#[cfg(feature = "bpf")]
+pub const EVENTS_READ_MAX: usize = 1 << 16;
 /// Least time between two kept samples.
 pub const HISTORY_NS: u64 = 40_000_000;
 /// Points of the pictures of one of this process's own connections.

@@ -93,3 +93,11 @@ pub struct Sample {
     /// Only for kernel initiators and our own sockets: commands outstanding at the device.
     pub outstanding: Option<u32>,
 }
+
+impl Sample {
+    /// It is of an event between two samples (feature `bpf`): what the sender's state was, without the other counters. Every
+    /// kernel that tells `bytes_acked` tells `bytes_received`.
+    pub fn is_of_event(&self) -> bool {
+        self.bytes_acked.is_some() && self.bytes_received.is_none()
+    }
+}

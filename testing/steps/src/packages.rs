@@ -60,6 +60,8 @@ const TEST: &[Need] = &[
     need("g++", &["c++"]),
     file("libiscsi-dev", "/usr/include/iscsi/iscsi.h"),
     need("tcpdump", &["tcpdump"]),
+    need("clang", &["clang"]),
+    need("llvm", &["llvm-strip"]),
     need("iproute2", &["ip", "tc"]),
     need("prometheus", &["prometheus", "promtool"]),
     Need {

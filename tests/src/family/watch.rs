@@ -1,6 +1,7 @@
 //! `watch`: connections of this program, tgt and QEMU as lines, JSON, on a terminal and in a recording; without rights;
 //! in another network namespace; a larger send buffer and back.
 
+mod events;
 mod path;
 
 use std::os::unix::process::CommandExt;
@@ -422,5 +423,11 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
     cases.check("namespace", || namespace(context));
     cases.check("foreign-programs", || foreign_programs(context));
     path::examine(context, cases);
+    let missing = events::missing();
+    let body = || if missing.is_none() { events::losses(context) } else { Ok(()) };
+    cases.check_some(super::FULL_ONLY, "events", body);
+    if let Some(why) = &missing {
+        cases.note(format!("events of the kernel were not examined: {why}"));
+    }
     Ok(())
 }

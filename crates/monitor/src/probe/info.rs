@@ -93,7 +93,7 @@ pub(super) fn fill_bbr(bytes: &[u8], sample: &mut Sample) {
     }
 }
 
-fn ca_state(number: u8) -> Option<CaState> {
+pub(super) fn ca_state(number: u8) -> Option<CaState> {
     Some(match number {
         0 => CaState::Open,
         1 => CaState::Disorder,

@@ -3,8 +3,10 @@
 //! queue of the interface.
 //!
 //! [`Prober`] asks the kernel; [`Sessions`] finds iSCSI connections and keeps what is known of each; [`tune`] is the only
-//! part that changes anything. BPF (`iter/tcp`, `tcp_probe`) would be another source of [`Sample`]s beside `Prober`.
+//! part that changes anything. `bpf` (feature `bpf`) has what happens between two samples.
 
+#[cfg(feature = "bpf")]
+pub mod bpf;
 mod diag;
 mod figures;
 mod info;

@@ -95,6 +95,11 @@ impl Session {
         self.latest.as_ref().map(Raw::sample)
     }
 
+    /// The kernel's number of the socket, which no other socket has or had.
+    pub fn cookie(&self) -> u64 {
+        u64::from(self.cookie[0]) | u64::from(self.cookie[1]) << 32
+    }
+
     /// Whether there is a sample.
     pub fn is_sampled(&self) -> bool {
         self.latest.is_some()

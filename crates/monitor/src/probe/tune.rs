@@ -32,6 +32,14 @@ pub enum TuneError {
     #[error("the buffer cannot be set: {0}")]
     Setting(#[from] io::Error),
     #[error(
+        "no process has this socket open, and from within the kernel its buffer can have {allowed} bytes at most (net.core.wmem_max), it has {present}"
+    )]
+    #[cfg(feature = "bpf")]
+    Capped { allowed: u64, present: u64 },
+    #[cfg(feature = "bpf")]
+    #[error("no process has this socket open, and it cannot be reached from within the kernel: {0}")]
+    Reaching(#[from] super::bpf::BpfError),
+    #[error(
         "without CAP_NET_ADMIN the buffer can have {allowed} bytes at most (net.core.wmem_max), it has {present}"
     )]
     Allowed { allowed: u64, present: u64 },

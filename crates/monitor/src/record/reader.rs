@@ -42,7 +42,8 @@ impl Clock {
     }
 
     fn since_start(&self, at_ns: u64) -> u64 {
-        at_ns.saturating_sub(self.start_ns).saturating_add(self.offset_ns)
+        // A record may be older than the first one of its block.
+        self.offset_ns.saturating_add_signed(at_ns.wrapping_sub(self.start_ns).cast_signed())
     }
 }
 

@@ -92,6 +92,8 @@ impl Ends {
         // The process and the target may have become known since.
         end.flow.clone_from(flow);
         match item {
+            // Verdicts are of samples at equal distances, with all counters.
+            Item::Sample(sample) if sample.is_of_event() => return,
             Item::Sample(sample) => end.sample(sample),
             Item::Cpu(cpu) => end.cpu.add(&cpu),
             // `watch` records samples alone.
@@ -395,6 +397,30 @@ mod tests {
         assert!(!flow.series.is_empty() && rate.width_ns == Bins::WIDTH_MIN_NS);
         assert!(middle.iter().all(|sum| *sum == 100_000), "{:?}", &middle[..20]);
         assert_eq!(rate.sums.iter().sum::<u64>(), 200_000_000);
+    }
+
+    #[test]
+    fn events_between_samples_change_no_verdict() {
+        let write = |has_events: bool| {
+            recording(|writer| {
+                for number in 0..200 {
+                    let at = number * 10_000_000;
+                    writer.sample(1, &flow(40_000, Side::Initiator), &sample(number, at)).unwrap();
+                    // Some are newer than the next sample.
+                    for offset in [1_000_000, 9_000_000, 10_100_000].into_iter().filter(|_| has_events) {
+                        let bytes_received = None;
+                        let event = Sample { bytes_received, ..sample(number + 1, at + offset) };
+                        writer.sample(1, &flow(40_000, Side::Initiator), &event).unwrap();
+                    }
+                }
+            })
+        };
+        let [with, without] = [true, false].map(write);
+        let [with, without] = [&with, &without].map(|report| {
+            let [flow] = &report.flows[..] else { panic!("{}", report.flows.len()) };
+            (flow.verdict.sentence.clone(), flow.notes.clone(), flow.payload_bytes, flow.seconds)
+        });
+        assert_eq!(with, without);
     }
 
     #[test]

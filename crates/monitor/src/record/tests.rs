@@ -238,3 +238,27 @@ fn items_come_with_their_connection() {
     let ended = ended.unwrap();
     assert!(ended.damaged_bytes == 0 && ended.started_unix_ns.is_some());
 }
+
+/// Blocks whose first record is some milliseconds old, and a record that is older than the first one of its block.
+#[test]
+fn times_of_several_blocks_are_of_one_clock() {
+    let mut bytes = Vec::new();
+    let mut writer = Writer::new(&mut bytes, 0);
+    let times = [1_000, 9_000_000, 4_000_000, 12_000_000];
+    for (number, at_ns) in times.into_iter().enumerate() {
+        let sample = Sample { at_ns: 5_000_000_000 + at_ns, ..sample(1) };
+        writer.sample(1, &flow(1), &sample).unwrap();
+        if number != 1 {
+            writer.flush().unwrap();
+        }
+    }
+    let found: Vec<u64> = read(&bytes)
+        .0
+        .into_iter()
+        .filter_map(|entry| match entry {
+            Entry::Sample(_, sample) => Some(sample.at_ns),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(found, times.map(|at_ns| at_ns - times[0]));
+}

@@ -19,6 +19,9 @@ use crate::sample::Sample;
 /// Bytes after which a block is written; a record is far shorter than what remains.
 const BLOCK_BYTES: usize = RECORD_BLOCK_BYTES_MAX / 2;
 
+/// Clocks that have moved further apart than this are read again: the machine slept, or its time was set.
+const CLOCKS_APART_NS_MAX: u64 = 1_000_000_000;
+
 /// Appends blocks to a file. What has been recorded since the last [`Writer::flush`] is lost if the process dies.
 #[derive(Debug)]
 pub struct Writer<W> {
@@ -30,6 +33,8 @@ pub struct Writer<W> {
     rows: HashMap<u32, Row>,
     body: Vec<u8>,
     bytes_max: u64,
+    /// A moment in the records' clock and in nanoseconds since 1970.
+    clocks: Option<(u64, u64)>,
 }
 
 impl Writer<File> {
@@ -59,7 +64,7 @@ impl<W: Write> Writer<W> {
     /// Writes to `out`, which has `length` bytes already.
     pub fn new(out: W, length: u64) -> Self {
         let (block, body) = (Vec::new(), Vec::new());
-        Self { out, length, block, rows: HashMap::new(), body, bytes_max: RECORDING_BYTES_MAX }
+        Self { out, length, block, rows: HashMap::new(), body, bytes_max: RECORDING_BYTES_MAX, clocks: None }
     }
 
     #[cfg(test)]
@@ -73,15 +78,30 @@ impl<W: Write> Writer<W> {
         self.block.append(&mut self.body);
     }
 
+    /// Nanoseconds since 1970 at a moment of the records' clock. The two clocks are read together once, and again when they
+    /// have moved apart: a block's first record may be some milliseconds old.
+    fn unix_ns(&mut self, now_ns: u64) -> u64 {
+        let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let unix_ns = u64::try_from(unix.as_nanos()).unwrap_or(u64::MAX);
+        if let Some((before_ns, before_unix_ns)) = self.clocks {
+            let expected = before_unix_ns.saturating_add_signed(now_ns.wrapping_sub(before_ns).cast_signed());
+            if expected.abs_diff(unix_ns) < CLOCKS_APART_NS_MAX {
+                return expected;
+            }
+        }
+        self.clocks = Some((now_ns, unix_ns));
+        unix_ns
+    }
+
     /// Begins a block if there is none, and names the connection in it.
     fn begin(&mut self, id: u32, flow: &Flow, now_ns: u64) -> Result<(), RecordError> {
         if self.block.len() >= BLOCK_BYTES {
             self.flush()?;
         }
         if self.block.is_empty() {
-            let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
             self.body.extend(now_ns.to_le_bytes());
-            self.body.extend(u64::try_from(unix.as_nanos()).unwrap_or(u64::MAX).to_le_bytes());
+            let unix_ns = self.unix_ns(now_ns);
+            self.body.extend(unix_ns.to_le_bytes());
             self.record(START);
         }
         if let Entry::Vacant(vacant) = self.rows.entry(id) {

@@ -10,6 +10,7 @@ use monitor::Verdict;
 use monitor::probe::{Figures, Live, Session, Sessions, judge_samples, now_ns};
 use monitor::record::{Flow, RecordError, Writer};
 
+use super::events::Precise;
 use super::own::{self, Own};
 use crate::error::Failure;
 
@@ -60,6 +61,7 @@ pub(super) struct Engine {
     /// Whether [`Kept::points`] are wanted.
     keeps_points: bool,
     packets: Packets,
+    pub(super) precise: Precise,
     /// Start of the period that the next verdicts are of; `None` before the first connection.
     period_ns: Option<u64>,
     /// Start of the first one.
@@ -75,7 +77,12 @@ pub(super) enum Packets {
 }
 
 impl Engine {
-    pub(super) fn new(mut sessions: Sessions, interval: Duration, sees_packets: bool) -> Self {
+    pub(super) fn new(
+        mut sessions: Sessions,
+        interval: Duration,
+        sees_packets: bool,
+        wants_events: bool,
+    ) -> Self {
         let started_ns = now_ns();
         let packets = match sessions.take_packets().filter(|_| sees_packets) {
             None => Packets::Off,
@@ -93,6 +100,7 @@ impl Engine {
             seen_any: false,
             keeps_points: false,
             packets,
+            precise: Precise::new(wants_events),
             period_ns: None,
             judged_from_ns: None,
         }
@@ -152,12 +160,14 @@ impl Engine {
         let now = now_ns();
         if self.is_due(self.refresh_next_ns) {
             self.sessions.refresh(now).map_err(failed)?;
+            self.precise.watch(self.sessions.all());
             self.record_slow(now)?;
             self.refresh_next_ns = self.refresh_next_ns.saturating_add(REFRESH_NS).max(now);
         }
         if let (Packets::Seen(live), Some(_)) = (&mut self.packets, self.period_ns) {
             live.read().map_err(failed)?;
         }
+        self.read_events()?;
         if now >= self.sample_next_ns {
             let mut written = Ok(());
             let (recorder, kept) = (&mut self.recorder, &mut self.kept);
@@ -188,6 +198,20 @@ impl Engine {
     /// How long connections have been judged.
     pub(super) fn observed(&self) -> Option<Duration> {
         Some(Duration::from_nanos(now_ns().saturating_sub(self.judged_from_ns?)))
+    }
+
+    /// Counts the events since the last step, and records the state of sockets at each.
+    fn read_events(&mut self) -> Result<(), Failure> {
+        let (recorder, mut written) = (&mut self.recorder, Ok(()));
+        self.precise.read(self.sessions.all(), |session, sample| {
+            if let (Some(recorder), Ok(())) = (&mut *recorder, &written) {
+                written = recorder.writer.sample(session.id, &flow(session), sample);
+            }
+        });
+        match (&self.recorder, written) {
+            (Some(recorder), Err(error)) => Err(recorder.failed(&error)),
+            _ => Ok(()),
+        }
     }
 
     /// At the end of a period: a verdict for each connection, of its packets and samples, or of samples alone where no

@@ -29,6 +29,7 @@ pub(super) fn print(engine: &Engine) {
                 "waiting": rounded(cpu.waiting),
                 "sleeps_in": session.sleeps_in,
             })),
+            "events": engine.precise.json(session),
             "verdict": verdict,
         }));
     }

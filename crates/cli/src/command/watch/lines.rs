@@ -94,6 +94,9 @@ pub(super) fn summary(engine: &mut Engine) {
     for session in engine.sessions.all().iter().filter(|session| session.is_sampled()) {
         let mut lines = words::verdict(engine, session).into_iter();
         output::line(&format!("{}: {}", name(session), lines.next().unwrap_or_default()));
+        if let Some(sentence) = engine.precise.sentence(session) {
+            output::line(&format!("  {sentence}"));
+        }
         lines.for_each(|line| output::line(&format!("  {line}")));
     }
 }

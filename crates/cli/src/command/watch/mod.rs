@@ -1,6 +1,7 @@
 //! `watch`: what limits the iSCSI connections of this machine, while they run.
 
 mod engine;
+mod events;
 mod json;
 mod lines;
 mod own;
@@ -65,6 +66,13 @@ pub(crate) struct Args {
     #[arg(long, value_enum, default_value = "auto")]
     packets: PacketsChoice,
 
+    /// Whether programs in the kernel report each segment, retransmission and write
+    ///
+    /// auto: where this is permitted (root, or CAP_BPF and CAP_PERFMON). They see what lies between two samples.
+    #[cfg(feature = "bpf")]
+    #[arg(long, value_enum, default_value = "auto")]
+    events: PacketsChoice,
+
     /// Append every sample to a file
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
@@ -89,6 +97,18 @@ pub(crate) struct Args {
 enum PacketsChoice {
     Auto,
     Off,
+}
+
+impl Args {
+    #[cfg(feature = "bpf")]
+    fn wants_events(&self) -> bool {
+        self.events == PacketsChoice::Auto
+    }
+
+    #[cfg(not(feature = "bpf"))]
+    fn wants_events(&self) -> bool {
+        false
+    }
 }
 
 fn parse_interval(text: &str) -> Result<Duration, String> {
@@ -119,8 +139,15 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     let object = args.target.as_deref().unwrap_or("the iSCSI connections of this machine");
     let chosen = args.target.as_deref().map_or(Ok(Chosen::All), chosen)?;
     let sessions = Sessions::new(chosen).map_err(|error| unreachable(object, &error))?;
-    let mut engine =
-        Engine::new(sessions, args.interval.min(SAMPLING_MAX), args.packets == PacketsChoice::Auto);
+    let mut engine = Engine::new(
+        sessions,
+        args.interval.min(SAMPLING_MAX),
+        args.packets == PacketsChoice::Auto,
+        args.wants_events(),
+    );
+    if let Some(refusal) = engine.precise.refusal() {
+        context.remark(&format!("no events from the kernel ({refusal}): connections are sampled instead"));
+    }
     if let Some(error) = engine.unseen() {
         context.remark(&format!(
             "packets are not looked at ({error}): waits for R2Ts, for the target and for commands look alike; sudo hikyaku watch tells them apart"

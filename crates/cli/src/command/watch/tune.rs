@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use monitor::probe::tune::{self, TuneError, Tuned, in_flight_possible, wanted_bytes};
+use monitor::probe::tune::{self, Restored, TuneError, Tuned, in_flight_possible, wanted_bytes};
 use monitor::probe::{Figures, Session};
 use monitor::{Cause, Sample};
 
@@ -39,7 +39,46 @@ pub(super) struct Tuning {
 
 struct Done {
     name: String,
-    tuned: Tuned,
+    enlarged: Enlarged,
+}
+
+/// A socket with a larger buffer.
+enum Enlarged {
+    /// By a descriptor of its process.
+    Held(Tuned),
+    /// No process holds it: from within the kernel.
+    #[cfg(feature = "bpf")]
+    Unheld(monitor::probe::bpf::Enlarged),
+}
+
+impl Enlarged {
+    /// `None`: it has `wanted` bytes already.
+    fn enlarge(session: &Session, wanted: u64) -> Result<Option<Self>, TuneError> {
+        match &session.owner {
+            Some(owner) => Ok(Tuned::enlarge(owner, &session.ends, wanted)?.map(Self::Held)),
+            #[cfg(feature = "bpf")]
+            None => Ok(monitor::probe::bpf::Enlarged::enlarge(session.cookie(), wanted)?.map(Self::Unheld)),
+            #[cfg(not(feature = "bpf"))]
+            None => Err(TuneError::NoOwner),
+        }
+    }
+
+    /// Bytes before and after.
+    fn bytes(&self) -> (u64, u64) {
+        match self {
+            Self::Held(tuned) => (tuned.before_bytes, tuned.after_bytes),
+            #[cfg(feature = "bpf")]
+            Self::Unheld(enlarged) => (enlarged.before_bytes, enlarged.after_bytes),
+        }
+    }
+
+    fn restore(self) -> Result<Restored, TuneError> {
+        match self {
+            Self::Held(tuned) => Ok(tuned.restore()?),
+            #[cfg(feature = "bpf")]
+            Self::Unheld(enlarged) => Ok(Restored { bytes: enlarged.restore()?, stays_fixed: true }),
+        }
+    }
 }
 
 impl Tuning {
@@ -73,20 +112,17 @@ impl Tuning {
     fn tune(&mut self, engine: &Engine, session: &Session) -> String {
         let name = words::name(session);
         let wanted = wanted(engine, session);
-        let result = match &session.owner {
-            Some(owner) => Tuned::enlarge(owner, &session.ends, wanted),
-            None => Err(TuneError::NoOwner),
-        };
-        match result {
-            Ok(Some(tuned)) => {
+        match Enlarged::enlarge(session, wanted) {
+            Ok(Some(enlarged)) => {
                 let rate = figures(session).and_then(|figures| figures.sent_bytes_per_s);
+                let (before, after) = enlarged.bytes();
                 let message = format!(
                     "{name}: send buffer {} -> {}, at {} before",
-                    units::bytes(tuned.before_bytes),
-                    units::bytes(tuned.after_bytes),
+                    units::bytes(before),
+                    units::bytes(after),
                     words::rate(rate),
                 );
-                self.done.push(Done { name, tuned });
+                self.done.push(Done { name, enlarged });
                 message
             }
             Ok(None) => format!("{name}: the send buffer has {} already", units::bytes(wanted)),
@@ -102,13 +138,15 @@ impl Tuning {
 
     /// Restores what was changed, and prints what cannot be.
     pub(super) fn end(self, context: &Context) {
-        for Done { name, tuned } in self.done {
+        for Done { name, enlarged } in self.done {
             if self.keep {
-                context
-                    .remark(&format!("{name}: the send buffer stays at {}", units::bytes(tuned.after_bytes)));
+                context.remark(&format!(
+                    "{name}: the send buffer stays at {}",
+                    units::bytes(enlarged.bytes().1)
+                ));
                 continue;
             }
-            match tuned.restore() {
+            match enlarged.restore() {
                 Ok(restored) => {
                     let fixed = "; the kernel does not size it itself any more while the connection lasts";
                     context.remark(&format!(
