@@ -90,7 +90,7 @@ impl Followed {
     fn settle(&mut self) {
         let Some(evidence) = sampled(Side::Initiator, &self.block, None) else { return };
         match &mut self.sum {
-            Some(sum) => sum.extend(evidence),
+            Some(sum) => sum.extend(&evidence),
             None => self.sum = Some(evidence),
         }
     }

@@ -37,7 +37,7 @@ pub struct Evidence {
 
 impl Evidence {
     /// Adds the period after this one. Figures that are no sums are those of the longer time, or the latest.
-    pub fn extend(&mut self, later: Self) {
+    pub fn extend(&mut self, later: &Self) {
         if later.data_bytes > self.data_bytes {
             self.sender = later.sender;
         }
