@@ -125,6 +125,9 @@ fn hostile_names_stay_text() {
             "&lt;/script&gt;&lt;!--&lt;img src=x onerror=&#39;a&#39;&gt;&quot;&amp;amp;\\u{202e}gpj"
         )
     );
+    // Notes of the verdict, of the connection and of what was read, for each of two connections.
+    let notes = |page: &str| page.matches("<li>&lt;/script&gt;").count();
+    assert_eq!((notes(&pages[0]), notes(&pages[1])), (5, 6));
     let graph = String::from_utf8(graph).unwrap();
     assert!(graph.lines().nth(2).unwrap().ends_with("(time sequence graph)"), "one line of title");
 }

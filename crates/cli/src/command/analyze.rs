@@ -34,7 +34,7 @@ Examples:
   hikyaku analyze slow.pcap --html slow.html
   hikyaku analyze slow.pcap --slim to-send.pcapng
   hikyaku analyze slow.pcap tuned.pcap                  what changed?
-  hikyaku analyze slow.rec               recorded by watch --record
+  hikyaku analyze slow.rec                              of watch --record
   hikyaku analyze slow.pcap --json | jq '.flows[0].verdict'")]
 pub(crate) struct Args {
     /// Captures, in the order of their time, or recordings; - is standard input
