@@ -31,7 +31,7 @@ const LOCK_LIMIT: Duration = Duration::from_secs(3600);
 const RUN_LIMIT: Duration = Duration::from_secs(120);
 /// The processor of both ends in the rows where they share one.
 const CORE: usize = 0;
-/// Groups of `copy` and `sealed` that are measured with fewer runs are printed but not recorded.
+/// Groups of `copy`, `sealed` and `analyze` that are measured with fewer runs are printed but not recorded.
 const KEPT_REPS_MIN: usize = 5;
 
 /// Options that all benchmarks share.

@@ -17,9 +17,9 @@ use serde_json::{Value, json};
 
 use self::stream::{Load, Until, Written, write};
 use super::bars::{Bar, verdict};
-use super::{Common, RUN_LIMIT, Spread, filter_rows, interleaved, keep};
+use super::{Common, KEPT_REPS_MIN, RUN_LIMIT, Spread, filter_rows, interleaved, record};
 use harness::procfs::{children_cpu_seconds, memory};
-use harness::{Context, program, run, scratch};
+use harness::{Context, run, scratch};
 
 /// Payload of a full Ethernet frame, and the largest before segmentation.
 const SEGMENT: usize = 1448;
@@ -57,55 +57,45 @@ const FIELDS: [&str; 20] = [
     "iscsi.maxcmdsn",
 ];
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Bars {
-    Packets,
-    Bytes,
-    Tshark,
-}
+/// Groups of rows, each recorded with its own commit and date.
+const GROUPS: [&str; 4] = [HEADERS, FRAMES, TSHARK, PIPE];
+const HEADERS: &str = "headers";
+const FRAMES: &str = "frames";
+const TSHARK: &str = "tshark";
+const PIPE: &str = "pipe";
+const NAME: &str = "bench-analyze";
 
 #[derive(Clone, Copy, Debug)]
 struct Cell {
+    group: &'static str,
     name: &'static str,
     load: Load,
     packets: u64,
-    bars: Bars,
 }
 
-const HEADERS: Load = Load { connections: 1, segment: SEGMENT, data: 8192, snap: 128 };
-const WHOLE: Load = Load { snap: 1 << 18, ..HEADERS };
+const CUT: Load = Load { connections: 1, segment: SEGMENT, data: 8192, snap: 128 };
+const WHOLE: Load = Load { snap: 1 << 18, ..CUT };
+const LARGE: Load = Load { segment: SEGMENT_LARGE, data: 61_440, ..WHOLE };
+
+const fn cell(group: &'static str, name: &'static str, load: Load, packets: u64) -> Cell {
+    Cell { group, name, load, packets }
+}
+
+/// Connections whose packets take turns.
+const fn turns(connections: usize) -> Load {
+    Load { connections, ..CUT }
+}
 
 const CELLS: [Cell; 8] = [
-    Cell { name: "headers-1-connection", load: HEADERS, packets: 3_000_000, bars: Bars::Packets },
-    Cell {
-        name: "headers-256-connections",
-        load: Load { connections: 256, ..HEADERS },
-        packets: 3_000_000,
-        bars: Bars::Packets,
-    },
-    Cell {
-        name: "headers-1024-connections",
-        load: Load { connections: 1024, ..HEADERS },
-        packets: 3_000_000,
-        bars: Bars::Packets,
-    },
-    Cell { name: "frames-1514", load: WHOLE, packets: 1_000_000, bars: Bars::Bytes },
-    Cell {
-        name: "frames-64K",
-        load: Load { segment: SEGMENT_LARGE, data: 61_440, ..WHOLE },
-        packets: 40_000,
-        bars: Bars::Bytes,
-    },
-    Cell { name: "tshark-20k-packets", load: HEADERS, packets: 20_000, bars: Bars::Tshark },
-    Cell { name: "tshark-200k-packets", load: HEADERS, packets: 200_000, bars: Bars::Tshark },
-    Cell {
-        name: "tshark-200k-packets-64-connections",
-        load: Load { connections: 64, ..HEADERS },
-        packets: 200_000,
-        bars: Bars::Tshark,
-    },
+    cell(HEADERS, "1-connection", CUT, 3_000_000),
+    cell(HEADERS, "256-connections", turns(256), 3_000_000),
+    cell(HEADERS, "1024-connections", turns(1024), 3_000_000),
+    cell(FRAMES, "1514-bytes", WHOLE, 1_000_000),
+    cell(FRAMES, "64-KiB", LARGE, 40_000),
+    cell(TSHARK, "20k-packets", CUT, 20_000),
+    cell(TSHARK, "200k-packets", CUT, 200_000),
+    cell(TSHARK, "200k-packets-64-connections", turns(64), 200_000),
 ];
-const PIPE: &str = "pipe-50-GB";
 
 /// CPU seconds of one run, and of tshark's.
 #[derive(Clone, Copy, Debug)]
@@ -141,7 +131,7 @@ impl Scene<'_> {
         let (file, _) = &self.files[index];
         let ours = cpu_s(pinned(&self.context.hikyaku).arg("analyze").arg(file))?;
         let mut tshark = f64::NAN;
-        if cell.bars == Bars::Tshark {
+        if cell.group == TSHARK {
             let mut command = pinned(Path::new("tshark"));
             command.arg("-n").arg("-r").arg(file).args(["-T", "fields"]);
             FIELDS.iter().for_each(|field| {
@@ -181,42 +171,57 @@ fn pipe(context: &Context, bytes: u64) -> Result<(Written, f64, f64)> {
     Ok((written.context("write to hikyaku")?, started.elapsed().as_secs_f64(), peak as f64 / 1_048_576.0))
 }
 
-/// The figures of a row, and its bars.
-fn row(cell: &Cell, written: Written, runs: &[Taken]) -> (Value, Vec<Bar>) {
+/// The figures of a row with its bar, and whether that is met.
+fn row(cell: &Cell, written: Written, runs: &[Taken]) -> (Value, bool) {
     let packets = Spread::column(runs, |taken| written.packets as f64 / taken.ours);
     let bytes = Spread::column(runs, |taken| written.bytes as f64 / taken.ours);
     let ratio = Spread::column(runs, |taken| taken.tshark / taken.ours);
-    println!(
-        "{:<36} {:>18} {:>18} {:>20}",
-        cell.name,
-        millions(&packets),
-        millions(&bytes),
-        if cell.bars == Bars::Tshark { ratio.show(0) } else { "-".to_owned() }
-    );
-    let bars = match cell.bars {
-        Bars::Packets => vec![Bar::at_least("packets/s", packets.median, PACKETS_PER_S)],
-        Bars::Bytes => vec![Bar::at_least("bytes/s", bytes.median, BYTES_PER_S)],
-        Bars::Tshark => vec![Bar::at_least("times tshark's speed", ratio.median, TSHARK_RATIO)],
+    let bar = match cell.group {
+        HEADERS => Bar::at_least("packets/s", packets.median, PACKETS_PER_S),
+        FRAMES => Bar::at_least("bytes/s", bytes.median, BYTES_PER_S),
+        _ => Bar::at_least("times tshark's speed", ratio.median, TSHARK_RATIO),
     };
-    let mut value = json!({ "packets_per_s": packets, "bytes_per_s": bytes, "packets": written.packets });
-    if cell.bars == Bars::Tshark {
+    let beside = if cell.group == TSHARK { ratio.show(0) } else { "-".to_owned() };
+    let (name, millions, megabytes) = (cell.name, millions(&packets).show(2), millions(&bytes).show(0));
+    println!(
+        "{name:<30} {millions:>18} {megabytes:>18} {beside:>14}  {}",
+        verdict(std::slice::from_ref(&bar))
+    );
+    let mut value = json!({ "packets": written.packets, "packets_per_s": packets, "bytes_per_s": bytes, "bar": bar.object() });
+    if cell.group == TSHARK {
         value["tshark_packets_per_s"] =
             json!(Spread::column(runs, |taken| written.packets as f64 / taken.tshark));
         value["ratio"] = json!(ratio);
     }
-    (value, bars)
+    (value, bar.is_met())
 }
 
-fn millions(spread: &Spread) -> String {
-    Spread::of(&spread.runs.iter().map(|value| value / 1e6).collect::<Vec<_>>()).show(2)
+fn millions(spread: &Spread) -> Spread {
+    Spread::of(&spread.runs.iter().map(|value| value / 1e6).collect::<Vec<_>>())
 }
 
-pub(super) fn run_table(common: &Common, context: &Context) -> Result<()> {
-    let names: Vec<&str> = CELLS.iter().map(|cell| cell.name).chain([PIPE]).collect();
-    let chosen = filter_rows(names, common.rows.as_deref(), |name| (*name).to_owned())?;
-    let cells: Vec<Cell> = CELLS.into_iter().filter(|cell| chosen.contains(&cell.name)).collect();
+/// Measures the rows of a group; also returns the names of those that miss their bars.
+fn group(common: &Common, context: &Context, name: &str) -> Result<(Value, Vec<String>)> {
+    let (mut rows, mut missed) = (serde_json::Map::new(), Vec::new());
+    if name == PIPE {
+        let bytes = if common.quick { PIPED_BYTES / 25 } else { PIPED_BYTES };
+        let (written, seconds, peak) = pipe(context, bytes)?;
+        let per_s = written.bytes as f64 / seconds;
+        let bar = Bar::at_most("resident MiB", peak, RESIDENT_MIB);
+        println!(
+            "{:.0} GB, {:.0} MB/s, {peak:.1} MiB at most  {}",
+            written.bytes as f64 / 1e9,
+            per_s / 1e6,
+            verdict(std::slice::from_ref(&bar))
+        );
+        rows.insert(
+            "50-GB".to_owned(),
+            json!({ "bytes": written.bytes, "packets": written.packets, "bytes_per_s": per_s, "resident_mib": peak, "bar": bar.object() }),
+        );
+        missed.extend((!bar.is_met()).then(|| name.to_owned()));
+    }
+    let cells: Vec<Cell> = CELLS.into_iter().filter(|cell| cell.group == name).collect();
     let home = scratch()?;
-    program("tshark")?;
     let mut scene = Scene { context, files: Vec::new() };
     for cell in &cells {
         let path = home.path().join(cell.name);
@@ -225,30 +230,30 @@ pub(super) fn run_table(common: &Common, context: &Context) -> Result<()> {
         scene.files.push((path, written));
     }
     let runs = interleaved(common.reps, cells.len(), |index| scene.measure(index, &cells[index]))?;
-    println!("{:<36} {:>18} {:>18} {:>20}", "row", "million packets/s", "MB/s", "times tshark's");
-    let mut rows = serde_json::Map::new();
-    let mut missed = Vec::new();
-    let mut judge = |name: &str, mut value: Value, bars: &[Bar]| {
-        if bars.iter().any(|bar| !bar.is_met()) {
-            missed.push(format!("{name}: {}", verdict(bars)));
-        }
-        value["bars"] = bars.iter().map(Bar::object).collect();
-        rows.insert(name.to_owned(), value);
-    };
     for ((cell, (_, written)), runs) in cells.iter().zip(&scene.files).zip(&runs) {
-        let (value, bars) = row(cell, *written, runs);
-        judge(cell.name, value, &bars);
+        let (value, is_met) = row(cell, *written, runs);
+        rows.insert(cell.name.to_owned(), value);
+        missed.extend((!is_met).then(|| format!("{name} {}", cell.name)));
     }
-    if chosen.contains(&PIPE) {
-        let bytes = if common.quick { PIPED_BYTES / 25 } else { PIPED_BYTES };
-        let (written, seconds, peak) = pipe(context, bytes)?;
-        let per_s = written.bytes as f64 / seconds;
-        println!("{PIPE:<36} {:.0} MB/s, {peak:.1} MiB at most", per_s / 1e6);
-        let bars = [Bar::at_most("resident MiB", peak, RESIDENT_MIB)];
-        let value = json!({ "bytes": written.bytes, "packets": written.packets, "bytes_per_s": per_s, "resident_mib": peak });
-        judge(PIPE, value, &bars);
+    Ok((json!({ "group": name, "reps": common.reps, "rows": rows }), missed))
+}
+
+pub(super) fn run_table(common: &Common, context: &Context) -> Result<()> {
+    let chosen = filter_rows(GROUPS.to_vec(), common.rows.as_deref(), |name| (*name).to_owned())?;
+    let keeps = !common.quick && common.reps >= KEPT_REPS_MIN;
+    println!("{:<30} {:>18} {:>18} {:>14}", "row", "million packets/s", "MB/s", "times tshark's");
+    let mut missed = Vec::new();
+    for name in chosen {
+        println!("{name}:");
+        let (measured, short) = group(common, context, name)?;
+        missed.extend(short);
+        if keeps {
+            record::keep(NAME, measured, &GROUPS)?;
+        }
     }
-    keep(common, "bench-analyze", json!({ "rows": rows }))?;
+    if !keeps {
+        println!("not kept: --quick, or fewer than {KEPT_REPS_MIN} --reps");
+    }
     ensure!(common.quick || missed.is_empty(), "bars missed: {}", missed.join("; "));
     Ok(())
 }
@@ -259,14 +264,14 @@ mod tests {
 
     #[test]
     fn each_row_has_its_own_name() {
-        assert!(crate::tests::all_differ(CELLS.iter().map(|cell| cell.name).chain([PIPE])));
+        assert!(crate::tests::all_differ(CELLS.iter().map(|cell| (cell.group, cell.name))));
     }
 
     #[test]
     fn captures_have_the_size_that_is_asked_for() {
         for until in [Until::Packets(1000), Until::Bytes(100_000)] {
             let mut bytes = Vec::new();
-            let load = Load { connections: 3, ..HEADERS };
+            let load = turns(3);
             let written = write(load, until, &mut bytes).unwrap();
             assert_eq!(written.bytes, bytes.len() as u64);
             match until {
