@@ -52,6 +52,7 @@ impl Evidence {
         path.rtt_loaded_s = then.rtt_loaded_s.or(path.rtt_loaded_s);
         path.mss_bytes = then.mss_bytes.or(path.mss_bytes);
         path.line_bytes_per_s = then.line_bytes_per_s.or(path.line_bytes_per_s);
+        path.burst_bytes_per_s = then.burst_bytes_per_s.or(path.burst_bytes_per_s);
         path.data_packets = path.data_packets.saturating_add(then.data_packets);
         path.retransmitted_packets = path.retransmitted_packets.saturating_add(then.retransmitted_packets);
         path.spurious_packets = path.spurious_packets.saturating_add(then.spurious_packets);
@@ -84,6 +85,8 @@ pub struct Path {
     pub mss_bytes: Option<u32>,
     /// Payload rate of the narrowest link, from the spacing of acknowledgements within bursts.
     pub line_bytes_per_s: Option<f64>,
+    /// Payload rate at which what was sent at once was acknowledged: what the path carries beyond the sender's own device.
+    pub burst_bytes_per_s: Option<f64>,
     pub data_packets: u64,
     pub retransmitted_packets: u64,
     /// Retransmissions that the receiver did not need.

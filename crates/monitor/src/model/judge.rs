@@ -63,7 +63,13 @@ pub fn judge(evidence: &Evidence) -> Verdict {
     if share(Cause::Unknown) > first.1 || first.1 < NOTABLE / 2.0 {
         return unknown(&evidence, candidates(&evidence, Cause::Unknown), share(Cause::Unknown));
     }
-    let also = ranked.get(1).filter(|second| second.1 >= CLOSE * first.1).map(|second| second.0);
+    let also = ranked.get(1).filter(|second| second.1 >= CLOSE * first.1).copied();
+    // A single command waits for the path whatever else is wrong: of two that are close, the other one is the fault.
+    let (first, also) = match also {
+        Some(fault) if first.0 == Cause::QueueDepth => (fault, Some(first)),
+        also => (first, also),
+    };
+    let also = also.map(|second| second.0);
     let others = candidates(&evidence, first.0);
     let second = ranked.get(1).map_or(0.0, |second| second.1);
     let confidence = confidence(&evidence, first, second, &others);

@@ -240,6 +240,7 @@ fn path(samples: &[Sample], is_sender: bool) -> Path {
         mss_bytes: last.mss_bytes,
         line_bytes_per_s: median(rates.filter_map(|sample| sample.delivery_bytes_per_s))
             .map(|rate| rate as f64),
+        burst_bytes_per_s: None,
         data_packets: packets(first.data_segs_out, last.data_segs_out),
         retransmitted_packets: packets(first.total_retrans, last.total_retrans),
         spurious_packets: packets(first.dsack_dups, last.dsack_dups),

@@ -8,6 +8,8 @@ use crate::model::{Caps, Cause, Evidence, Path, Protocol, Seconds, Source};
 const LINE_EXCESS: f64 = 1.12;
 /// See [`super::pace::Pace::ratio`].
 const THINKING_RATIO: f64 = 0.6;
+/// The times vary alike: below, an answer tells the program to go on; above, its own work does.
+const EQUAL_RATIO: f64 = 1.0;
 const BUSY_RATIO: f64 = 1.15;
 /// What a busy program leaves unused, as a part of the time in which it has answers to wait for.
 const BUSY_WAIT: f64 = 0.25;
@@ -131,9 +133,10 @@ fn thinking(lane: &Lane, books: &mut Books) {
         books.add(Cause::QueueDepth, queue, &[]);
     }
     match lane.pace.ratio() {
-        Some(ratio) if ratio > BUSY_RATIO => books.add(Cause::Cpu, ns, &[Cause::ThinkTime]),
+        Some(ratio) if ratio > EQUAL_RATIO => books.add(Cause::Cpu, ns, &[Cause::ThinkTime]),
         Some(ratio) if ratio < THINKING_RATIO => books.add(Cause::ThinkTime, ns, &[]),
         // A program that also pauses within commands is busy with what it sends.
+        _ if lane.pace.is_unanswered() => books.add(Cause::Cpu, ns, &[Cause::ThinkTime]),
         _ if lane.stops.own.ns as f64 > PAUSES_WITHIN * ns => books.add(Cause::Cpu, ns, &[Cause::ThinkTime]),
         _ => books.add(Cause::ThinkTime, ns, &[Cause::Cpu]),
     }
@@ -170,6 +173,7 @@ fn stopped(lane: &Lane, books: &mut Books) {
         (0.6.., _) => {
             books.add(Cause::SendBuffer, waiting, if in_steps > 0.75 { &[] } else { &[Cause::Congestion] });
         }
+        (..0.3, _) if window == Cause::LocalDevice => window_wait(lane, books, window, waiting),
         // Only a buffer opens in steps (a congestion window and a device: at most 2.5 % of the time, measured); it may also
         // let out what was written while the sender stopped.
         (STEPS_MIN.., _) => books.add(Cause::SendBuffer, waiting, &[window]),
@@ -192,6 +196,7 @@ fn window_wait(lane: &Lane, books: &mut Books, window: Cause, ns: f64) {
     let others: &[Cause] = match window {
         Cause::Congestion if !is_fixed && !lane.is_at_sender() => &[Cause::LocalDevice],
         Cause::Loss if !lane.is_at_sender() => &[Cause::LocalDevice],
+        Cause::LocalDevice if !lane.is_at_sender() => &[Cause::Congestion],
         _ if lane.windows.is_empty() => &[Cause::ReceiveWindow],
         _ => &[],
     };
@@ -204,10 +209,10 @@ fn window_cause(lane: &Lane) -> Cause {
     let lost = counters.episodes.saturating_sub(counters.spurious.min(counters.episodes));
     let is_fixed = lane.stops.in_flight_spread() < FIXED_SPREAD;
     if lost == 0 {
-        let is_sawtooth = lane.is_at_sender()
-            && counters.reductions >= REDUCTIONS_MIN
+        // Away from the sender, how soon it goes on is not visible.
+        let is_sawtooth = counters.reductions >= REDUCTIONS_MIN
             && lane.stops.in_flight_spread() > GROWING_SPREAD
-            && lane.stops.reaction_ns() > WOKEN_NS
+            && (lane.stops.reaction_ns() > WOKEN_NS || !lane.is_at_sender())
             && counters.echoes == 0;
         return if is_sawtooth { Cause::LocalDevice } else { Cause::Congestion };
     }
@@ -241,6 +246,7 @@ fn path(lane: &Lane, distances: Distances) -> Path {
         rtt_loaded_s: lane.rtts.quantile(0.5).map(|ns| ns as f64 / 1e9),
         mss_bytes: u32::try_from(counters.mss).ok().filter(|mss| *mss > 0),
         line_bytes_per_s: lane.line_bytes_per_s(),
+        burst_bytes_per_s: lane.burst_bytes_per_s(),
         data_packets: counters.data_packets,
         retransmitted_packets: counters.retransmitted,
         spurious_packets: counters.spurious,

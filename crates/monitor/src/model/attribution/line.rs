@@ -13,6 +13,13 @@ const UNEVEN: f64 = 2.5;
 const PAUSE_NS: u64 = 50_000;
 /// Bytes that have to be measured before the rate is used.
 const KNOWN_BYTES_MIN: u64 = 96_000;
+/// Delays make a rate of arrivals or of a burst too low, nothing makes it too high: the upper part counts.
+const UPPER: f64 = 0.85;
+
+/// What is sent within this time is sent at once.
+const BURST_NS: u64 = 100_000;
+/// Shorter times on the link drown in the delays of the machines.
+const LATE_NS_MIN: u64 = 500_000;
 
 /// A run of bytes that passed without a pause.
 #[derive(Clone, Copy, Debug, Default)]
@@ -46,6 +53,26 @@ impl Rates {
         }
     }
 
+    /// A pause ends a run, the rate of which is even.
+    fn even_step(&mut self, bytes: u64, ns: u64) {
+        let run = self.run;
+        if run.steps > 0 {
+            let (of_run, of_step) =
+                (run.ns.max(1) as f64 / run.bytes.max(1) as f64, ns as f64 / bytes.max(1) as f64);
+            if of_step > UNEVEN * of_run && ns > PAUSE_NS {
+                self.end();
+                return;
+            }
+            if of_step * UNEVEN < of_run && run.steps < RUN_STEPS_MIN {
+                self.run = Run::default();
+            }
+        }
+        self.step(bytes, ns);
+        if self.run.bytes >= RUN_BYTES / 4 && self.run.steps >= RUN_STEPS_MIN {
+            self.end();
+        }
+    }
+
     fn end(&mut self) {
         let run = std::mem::take(&mut self.run);
         if run.bytes < RUN_BYTES_MIN || run.steps < RUN_STEPS_MIN || run.ns == 0 {
@@ -67,16 +94,55 @@ pub(super) struct Line {
     queued: Rates,
     /// From arrivals, where the data passes after the link.
     arrived: Rates,
+    /// From even runs of acknowledgements, whether or not the data queued.
+    acked: Rates,
+    /// From acknowledgements of what was sent at once.
+    bursts: Bursts,
+}
+
+/// Data that was sent at once while nothing was in flight: its acknowledgements are late, beyond the round trip, by the
+/// time that the narrowest link took.
+#[derive(Debug)]
+struct Bursts {
+    sent_ns: u64,
+    from: u64,
+    end: u64,
+    /// KiB per second, weighted by time.
+    rates: Values,
+}
+
+impl Bursts {
+    fn on_sent(&mut self, at_ns: u64, from: u64, end: u64, is_first: bool) {
+        if is_first {
+            (self.sent_ns, self.from, self.end) = (at_ns, from, end);
+        } else if from == self.end && at_ns.saturating_sub(self.sent_ns) < BURST_NS {
+            self.end = end;
+        }
+    }
+
+    fn on_ack(&mut self, at_ns: u64, acknowledged: u64, rtt_ns: u64) {
+        let late_ns = at_ns.saturating_sub(self.sent_ns).saturating_sub(rtt_ns);
+        if acknowledged > self.from && acknowledged <= self.end && late_ns >= LATE_NS_MIN {
+            let kib = (acknowledged - self.from) as f64 / 1024.0;
+            self.rates.add((kib / (late_ns as f64 / 1e9)) as u64, late_ns / 1000);
+        }
+    }
 }
 
 impl Line {
     pub(super) fn new() -> Self {
-        Self { queued: Rates::new(0.5), arrived: Rates::new(0.85) }
+        Self {
+            queued: Rates::new(0.5),
+            arrived: Rates::new(UPPER),
+            acked: Rates::new(UPPER),
+            bursts: Bursts { sent_ns: 0, from: 0, end: 0, rates: Values::new() },
+        }
     }
 
     /// `bytes` were acknowledged `ns` after the acknowledgement before; `is_queued`: they were sent before the bytes
     /// before them had left the link.
     pub(super) fn on_ack(&mut self, bytes: u64, ns: u64, is_queued: bool) {
+        self.acked.even_step(bytes, ns);
         if is_queued {
             self.queued.step(bytes, ns);
         } else {
@@ -84,29 +150,31 @@ impl Line {
         }
     }
 
-    /// `bytes` passed `ns` after the data before. A pause ends a run: the rate of a run is even.
+    /// Up to `end` has been sent; `is_first`: nothing was in flight.
+    pub(super) fn on_sent(&mut self, at_ns: u64, from: u64, end: u64, is_first: bool) {
+        self.bursts.on_sent(at_ns, from, end, is_first);
+    }
+
+    /// `acknowledged` is the offset up to which the peer has the data, `rtt_ns` the round trip without a queue.
+    pub(super) fn on_acknowledged(&mut self, at_ns: u64, acknowledged: u64, rtt_ns: u64) {
+        self.bursts.on_ack(at_ns, acknowledged, rtt_ns);
+    }
+
+    /// `bytes` passed `ns` after the data before.
     pub(super) fn on_arrival(&mut self, bytes: u64, ns: u64) {
-        let run = self.arrived.run;
-        if run.steps > 0 {
-            let (of_run, of_step) =
-                (run.ns.max(1) as f64 / run.bytes.max(1) as f64, ns as f64 / bytes.max(1) as f64);
-            if of_step > UNEVEN * of_run && ns > PAUSE_NS {
-                self.arrived.end();
-                return;
-            }
-            if of_step * UNEVEN < of_run && run.steps < RUN_STEPS_MIN {
-                self.arrived.run = Run::default();
-            }
-        }
-        self.arrived.step(bytes, ns);
-        if self.arrived.run.bytes >= RUN_BYTES / 4 {
-            self.arrived.end();
-        }
+        self.arrived.even_step(bytes, ns);
     }
 
     /// Seen as a queue in front of the link.
     pub(super) fn queued_bytes_per_s(&self) -> Option<f64> {
         self.queued.rate
+    }
+
+    /// By what was sent at once, where that is visible; else by even runs of acknowledgements, which a program that sends
+    /// evenly makes as well.
+    pub(super) fn burst_bytes_per_s(&self, is_at_sender: bool) -> Option<f64> {
+        let bursts = self.bursts.rates.quantile(UPPER).filter(|_| is_at_sender);
+        bursts.or_else(|| self.acked.seen.quantile(UPPER)).map(|kib| kib as f64 * 1024.0)
     }
 
     pub(super) fn arrived_bytes_per_s(&self) -> Option<f64> {
@@ -120,6 +188,35 @@ mod tests {
 
     /// 10 MB/s: 10 kB in a millisecond.
     const STEP: (u64, u64) = (10_000, 1_000_000);
+
+    #[test]
+    fn a_burst_shows_the_link_that_nothing_queues_for() {
+        let (rtt, mss) = (20_000_000, 1448);
+        let mut line = Line::new();
+        for turn in 0..4u64 {
+            // 64 segments at once; each is acknowledged, the last one late by the receiver's own delay.
+            let (at, from) = (turn * 100_000_000, turn * 64 * mss);
+            (0..64).for_each(|index| {
+                line.on_sent(at + index * 1000, from + index * mss, from + (index + 1) * mss, index == 0);
+            });
+            for index in 1..=64 {
+                let late = if index == 64 { 40_000_000 } else { 0 };
+                line.on_acknowledged(at + rtt + index * mss * 100 + late, from + index * mss, rtt);
+            }
+        }
+        let rate = line.burst_bytes_per_s(true).unwrap();
+        assert!((rate / 10e6 - 1.0).abs() < 0.02, "{rate}");
+        assert_eq!(line.burst_bytes_per_s(false), None);
+    }
+
+    #[test]
+    fn frames_of_many_segments_measure_the_link_as_well() {
+        let mut line = Line::new();
+        for index in 0..40u64 {
+            line.on_arrival(65_160, if index % 4 == 0 { 30_000_000 } else { 6_516_000 });
+        }
+        assert!((line.arrived_bytes_per_s().unwrap() / 10e6 - 1.0).abs() < 0.02);
+    }
 
     #[test]
     fn only_what_queued_and_even_runs_measure_the_link() {

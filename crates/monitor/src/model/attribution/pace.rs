@@ -35,6 +35,9 @@ pub(super) struct Pace {
     answer_ns: Option<u64>,
     since_data: Mean,
     since_answer: Mean,
+    /// Pauses before commands, nanoseconds: in which an answer came, and in which none did.
+    answered_ns: u64,
+    unanswered_ns: u64,
 }
 
 impl Pace {
@@ -47,11 +50,21 @@ impl Pace {
     /// `idle_ns` sooner.
     pub(super) fn on_command(&mut self, at_ns: u64, stopped_ns: u64, idle_ns: u64) {
         let Some(answer) = self.answer_ns else { return };
-        if idle_ns == 0 || answer < stopped_ns || at_ns < answer {
+        if idle_ns == 0 || at_ns < answer {
             return;
         }
+        if answer < stopped_ns {
+            self.unanswered_ns = self.unanswered_ns.saturating_add(idle_ns);
+            return;
+        }
+        self.answered_ns = self.answered_ns.saturating_add(idle_ns);
         self.since_data.add((at_ns - stopped_ns) as f64);
         self.since_answer.add((at_ns - answer) as f64);
+    }
+
+    /// Whether most of the pauses end without an answer: the program did not wait for one, so that it was busy.
+    pub(super) fn is_unanswered(&self) -> bool {
+        self.unanswered_ns > self.answered_ns
     }
 
     /// How much the time since the answer varies, as a part of how much the time since the last data does: small for
@@ -65,6 +78,23 @@ impl Pace {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_program_that_waits_for_no_answer_is_busy() {
+        // The answer comes before or after the next command, milliseconds after the data.
+        for (answer, is_busy) in [(10, false), (30, true)] {
+            let mut pace = Pace::default();
+            pace.on_answer(1);
+            for turn in 1..10u64 {
+                let stopped = turn * 20_000_000;
+                if !is_busy {
+                    pace.on_answer(stopped + answer * 1_000_000);
+                }
+                pace.on_command(stopped + 19_000_000, stopped, 5_000_000);
+            }
+            assert_eq!(pace.is_unanswered(), is_busy);
+        }
+    }
 
     #[test]
     fn the_time_that_varies_less_tells_thinking_from_computing() {

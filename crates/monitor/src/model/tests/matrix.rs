@@ -15,7 +15,14 @@ fn verdict(spec: Spec) -> (Verdict, f64) {
     let mut attribution = Attribution::new();
     attribution.set_distances(distances);
     events.iter().for_each(|event| attribution.handle(event));
-    let protocol = Protocol { block_bytes: spec.block, depth: spec.depth, ..Protocol::default() };
+    let r2t_rounds = spec.block.saturating_sub(spec.unsolicited).div_ceil(spec.r2t.max(1)) as u32;
+    let protocol = Protocol {
+        block_bytes: spec.block,
+        depth: spec.depth,
+        r2t_bytes: if r2t_rounds > 0 { spec.r2t } else { 0 },
+        r2t_rounds: if spec.is_read { 0 } else { r2t_rounds },
+        ..Protocol::default()
+    };
     let evidence = attribution.finish(|_| Some(protocol));
     assert!((evidence.waits.total() - evidence.seconds).abs() < 1e-6);
     (judge(&evidence), simulator.data_bytes as f64 / spec.seconds)
@@ -111,7 +118,8 @@ fn the_rate_without_the_limit_is_the_one_that_a_run_without_it_reaches() {
         (Cause::SendBuffer, Spec { cap: Cap::Buffer(400_000), ..base }, base),
         (Cause::ReceiveWindow, Spec { cap: Cap::Window(400_000), ..base }, base),
         (Cause::Congestion, Spec { cap: Cap::Congestion(276 * 1448), ..base }, base),
-        (Cause::R2t, r2t, Spec { unsolicited: 4096 * KIB, ..r2t }),
+        // One R2T for all of a command stays.
+        (Cause::R2t, r2t, Spec { r2t: 4096 * KIB, ..r2t }),
         (Cause::QueueDepth, Spec { depth: 1, ..base }, Spec { depth: 32, ..base }),
         (Cause::ThinkTime, Spec { depth: 1, think_ns: 300 * MS, ..base }, Spec { depth: 1, ..base }),
     ];

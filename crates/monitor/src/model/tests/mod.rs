@@ -3,5 +3,6 @@
 mod headers;
 mod matrix;
 mod paper;
+mod predict;
 mod samples;
 mod simulator;

@@ -31,6 +31,7 @@ pub(super) fn evidence() -> Evidence {
             in_flight_stopped_bytes: Some(MIB),
             window_bytes: Some(4 * MIB),
             congestion_window_bytes: Some(1200 * 1448),
+            ssthresh_bytes: Some(1200 * 1448),
             ..Caps::default()
         },
         protocol: Some(Protocol { block_bytes: 4 * MIB, depth: 1, depth_max: 1, ..Protocol::default() }),
@@ -67,6 +68,20 @@ fn every_limit_has_words_and_advice() {
         assert_eq!(verdict.advice.is_empty(), has_none, "{limit:?}");
         let is_tried = |system: &str| !matches!(system, "ESXi" | "Windows");
         assert!(verdict.advice.iter().all(|advice| advice.is_tried == is_tried(advice.system)));
+    }
+}
+
+#[test]
+fn of_two_that_are_close_the_depth_is_named_second() {
+    let mut evidence = evidence();
+    evidence.waits = Seconds::default();
+    evidence.waits[Cause::QueueDepth] = 0.045;
+    for (fault, expected) in
+        [(0.040, (Cause::NagleDelayedAck, Some(Cause::QueueDepth))), (0.020, (Cause::QueueDepth, None))]
+    {
+        evidence.waits[Cause::NagleDelayedAck] = fault;
+        let verdict = judge(&evidence);
+        assert_eq!((verdict.limit, verdict.also), expected);
     }
 }
 

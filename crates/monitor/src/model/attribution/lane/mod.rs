@@ -237,6 +237,11 @@ impl Lane {
         }
     }
 
+    /// Payload rate of the path, as bursts show it; for predictions only.
+    pub(super) fn burst_bytes_per_s(&self) -> Option<f64> {
+        self.line.burst_bytes_per_s(self.is_at_sender)
+    }
+
     fn arrival_rate(&self) -> Option<f64> {
         if self.is_at_sender { None } else { self.line.arrived_bytes_per_s() }
     }
@@ -371,6 +376,7 @@ impl Lane {
                 .last_ack_ns
                 .is_some_and(|last| last.saturating_sub(sent_ns) >= self.rtt_ns.saturating_add(margin));
             let gap = self.last_ack_ns.map_or(0, |last| at_ns.saturating_sub(last));
+            self.line.on_acknowledged(at_ns, acknowledged, self.rtt_ns);
             self.line.on_ack(bytes, gap, is_queued && self.sacked == 0 && acknowledged > self.repair_until);
         }
         self.last_ack_ns = Some(at_ns);
@@ -488,6 +494,9 @@ impl Lane {
             self.line.on_arrival(bytes, gap_ns);
         }
         let had_nothing_to_send = self.acked >= self.sent;
+        if !is_repeated {
+            self.line.on_sent(event.at_ns, segment.offset, end, had_nothing_to_send);
+        }
         self.sent = self.sent.max(end);
         self.counters.in_flight_max = self.counters.in_flight_max.max(self.in_flight());
         self.on_epoch(event.at_ns, had_nothing_to_send);

@@ -71,7 +71,9 @@ impl Lane {
             );
         }
         // New commands, or answers, that left the program before and were held back by TCP.
-        if by_ack && !by_answer && resume.in_flight_stopped > 0 {
+        // A target that had commands waiting did not wait for one more.
+        let has_waiting = self.sender == Side::Target && self.load.outstanding() > 1;
+        if by_ack && (!by_answer || has_waiting) && resume.in_flight_stopped > 0 {
             let held: &[Part] = match self.sender {
                 Side::Initiator => &[Part::SentFull, Part::SentLess, Part::SentTarget],
                 Side::Target => &[Part::Unbegun],
@@ -82,7 +84,9 @@ impl Lane {
             }
         }
         let (unframed, late) = (parts.take(Part::Unframed), parts.take(Part::UnframedLate));
-        match (by_answer, by_ack) {
+        // Data that is no command, after an R2T that came in the pause, answers it, however slow the program is.
+        let is_granted = resume.is_by_r2t && resume.answer_ns.is_some() && !resume.starts_command && !by_ack;
+        match (by_answer || is_granted, by_ack) {
             (true, _) if resume.is_by_r2t => {
                 parts.add(Part::R2t, unframed);
                 parts.add(Part::R2tTarget, late);
