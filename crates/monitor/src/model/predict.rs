@@ -162,11 +162,12 @@ impl Rest<'_> {
     /// Commands that the initiator keeps outstanding; `None` if there are enough, or more than were seen.
     fn depth(&self) -> Option<u32> {
         let protocol = self.protocol()?;
-        // A program that thinks has fewer on their way than it may have.
+        // A program that thinks has fewer on their way than it may have. Otherwise the most may be one too many, where an
+        // answer was about to come.
         let seen = match (self.limit, protocol.depth) {
             (_, 0) | (Cause::QueueDepth, _) => return None,
             (Cause::ThinkTime, depth) => depth.max(protocol.depth_max),
-            (_, depth) => depth,
+            (_, depth) => depth.max(protocol.depth_max.saturating_sub(1)),
         };
         // Commands show when the socket takes them: those of writes without R2T wait behind data that does not move.
         let is_held = TRANSPORT.contains(&self.limit) && self.limit != Cause::NagleDelayedAck;
@@ -186,14 +187,17 @@ impl Rest<'_> {
         (is_possible && is_whole).then_some(seen)
     }
 
+    /// Waits for R2Ts in one command. Few ends send all of a command without being asked: of many, one for all of it stays.
+    fn rounds(&self) -> u32 {
+        let rounds = self.protocol().map_or(0, |protocol| protocol.r2t_rounds);
+        if self.gone.contains(&Cause::R2t) { rounds.min(1) } else { rounds }
+    }
+
     /// Bytes per second that `depth` commands at once can reach where data moves at `rate`.
     fn bound(&self, depth: u32, rate: f64) -> Option<f64> {
         let (protocol, rtt_s) = (self.protocol()?, self.evidence.path.rtt_s?);
-        // Few ends send all of a command without being asked: one R2T for all of it stays.
-        let rounds =
-            if self.gone.contains(&Cause::R2t) { protocol.r2t_rounds.min(1) } else { protocol.r2t_rounds };
         let block = protocol.block_bytes as f64;
-        let seconds = f64::from(rounds.saturating_add(1)) * rtt_s + block / rate;
+        let seconds = f64::from(self.rounds().saturating_add(1)) * rtt_s + block / rate;
         (seconds > 0.0).then(|| f64::from(depth) * block / seconds)
     }
 
@@ -269,7 +273,9 @@ impl Rest<'_> {
             }
         }
         if let Some(bound) = depth.and_then(|depth| self.bound(depth, cap.1)) {
-            consider(Cause::QueueDepth, bound);
+            // Of the round trips of a command, most are waits for R2Ts.
+            let cause = if self.rounds() > 1 { Cause::R2t } else { Cause::QueueDepth };
+            consider(cause, bound);
         }
         Prediction { bytes_per_s: Some(least.1), next: Some(least.0) }
     }
