@@ -8,8 +8,8 @@ use crate::model::{Caps, Cause, Evidence, Path, Protocol, Seconds, Source};
 const LINE_EXCESS: f64 = 1.12;
 /// See [`super::pace::Pace::ratio`].
 const THINKING_RATIO: f64 = 0.6;
-/// The times vary alike: below, an answer tells the program to go on; above, its own work does.
-const EQUAL_RATIO: f64 = 1.0;
+/// Times that vary alike: the work of the program varies far more than the path, and only computing varies so much.
+const EQUAL_RATIO: f64 = 0.9;
 const BUSY_RATIO: f64 = 1.15;
 /// What a busy program leaves unused, as a part of the time in which it has answers to wait for.
 const BUSY_WAIT: f64 = 0.25;
@@ -167,6 +167,10 @@ fn stopped(lane: &Lane, books: &mut Books) {
             books.add(window, waiting, &[Cause::SendBuffer]);
         }
         (_, ..0.3) if lane.is_at_sender() && stops.reaction_ns() > WOKEN_NS => {
+            books.add(Cause::SendBuffer, waiting, &[window]);
+        }
+        // A window lets the first acknowledgement out already, whoever sees it.
+        (_, ..0.3) if stops.unused.ns > stops.unclear.ns / 2 => {
             books.add(Cause::SendBuffer, waiting, &[window]);
         }
         (_, ..0.3) => books.add(window, waiting, &[Cause::SendBuffer]),

@@ -35,6 +35,8 @@ pub(super) struct Stop {
     pub(super) gap_ns: u64,
     /// With so many, the sender has left some of them unused.
     pub(super) acks_min: u32,
+    /// The first of several acknowledgements certainly came after the stop, and let nothing out.
+    pub(super) is_first_unused: bool,
     /// What was sent then is whole segments.
     pub(super) is_full: bool,
 }
@@ -47,6 +49,8 @@ pub(super) struct Stops {
     pub(super) one_by_one: Released,
     /// A single acknowledgement of much that was in flight.
     pub(super) unclear: Released,
+    /// Of the unclear ones, those whose first acknowledgement was left unused.
+    pub(super) unused: Released,
     /// Not after an acknowledgement.
     pub(super) own: Released,
     /// Of stops that are longer than the reaction time: how many an acknowledgement ended, and how many would by chance.
@@ -65,6 +69,7 @@ impl Stops {
             in_steps: none,
             one_by_one: none,
             unclear: none,
+            unused: none,
             own: none,
             ended_by_ack: 0.0,
             expected_by_chance: 0.0,
@@ -99,6 +104,9 @@ impl Stops {
             (true, false, _) => &mut self.unclear,
         };
         class.add(stop.wait_ns, stop.freed);
+        if step >= BUFFER_STEP && !is_ignoring && stop.is_full && stop.is_first_unused {
+            self.unused.add(stop.wait_ns, stop.freed);
+        }
         self.reactions.add(stop.reaction_ns.unwrap_or(0), 1);
     }
 
@@ -108,6 +116,7 @@ impl Stops {
             (&mut self.in_steps, other.in_steps),
             (&mut self.one_by_one, other.one_by_one),
             (&mut self.unclear, other.unclear),
+            (&mut self.unused, other.unused),
             (&mut self.own, other.own),
         ] {
             mine.add(theirs.ns, theirs.bytes);

@@ -17,6 +17,9 @@ fn waits(table: &[(Cause, f64)]) -> Seconds {
     waits
 }
 
+/// Name, evidence, limit, and what remains: rate and next limit.
+type Case = (&'static str, Evidence, Cause, Option<(f64, Cause)>);
+
 /// 160 writes of 256 KiB, as many as the depth at once.
 fn evidence(depth: u32, table: &[(Cause, f64)]) -> Evidence {
     Evidence {
@@ -39,8 +42,9 @@ fn evidence(depth: u32, table: &[(Cause, f64)]) -> Evidence {
     }
 }
 
-fn read(evidence: Evidence) -> Evidence {
-    Evidence { sender: Side::Target, ..evidence }
+fn read(mut evidence: Evidence) -> Evidence {
+    evidence.sender = Side::Target;
+    evidence
 }
 
 fn with_path(mut evidence: Evidence, line: Option<f64>, burst: Option<f64>) -> Evidence {
@@ -70,7 +74,7 @@ fn what_remains_follows_from_how_the_time_was_spent() {
         evidence.protocol.as_mut().unwrap().commands = 40;
         evidence
     };
-    let table: [(&str, Evidence, Cause, Option<(f64, Cause)>); 16] = [
+    let table: [Case; 16] = [
         ("a window that still grew", evidence(3, &held), SendBuffer, Some((USED, LineRate))),
         ("commands behind a full buffer", evidence(1, &held), SendBuffer, Some((USED, LineRate))),
         (

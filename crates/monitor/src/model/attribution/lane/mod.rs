@@ -122,6 +122,7 @@ pub(super) struct Lane {
     acks: u32,
     acked_at_stop: u64,
     ack_ns: Option<u64>,
+    first_ack_ns: Option<u64>,
     answer_ns: Option<u64>,
     /// The last answer was an R2T.
     is_by_r2t: bool,
@@ -177,6 +178,7 @@ impl Lane {
             acks: 0,
             acked_at_stop: 0,
             ack_ns: None,
+            first_ack_ns: None,
             answer_ns: None,
             is_by_r2t: false,
             all_acked_ns: None,
@@ -359,6 +361,7 @@ impl Lane {
         self.acked = acknowledged;
         self.acks += 1;
         self.ack_ns = Some(at_ns);
+        self.first_ack_ns.get_or_insert(at_ns);
         let mut newest = None;
         while let Some((end, sent_ns)) = self.sends.front().copied() {
             if end > acknowledged {
@@ -482,6 +485,7 @@ impl Lane {
             freed: self.acked.saturating_sub(self.acked_at_stop),
             acks: self.acks,
             ack_ns: self.ack_ns,
+            first_ack_ns: self.first_ack_ns,
             answer_ns: self.answer_ns,
             is_by_r2t: self.is_by_r2t,
             is_empty: self.acked >= self.sent,
@@ -512,7 +516,7 @@ impl Lane {
         }
         (self.sent_ns, self.last_ns, self.mark_ns) = (event.at_ns, event.at_ns, event.at_ns);
         (self.acks, self.acked_at_stop, self.ack_ns, self.answer_ns) = (0, self.acked, None, None);
-        self.all_acked_ns = None;
+        (self.all_acked_ns, self.first_ack_ns) = (None, None);
     }
 
     /// `had_nothing_to_send`: nothing was in flight before this segment. Neither the rest of a command nor the first burst

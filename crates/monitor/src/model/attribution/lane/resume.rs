@@ -23,6 +23,7 @@ pub(super) struct Resume {
     pub(super) freed: u64,
     pub(super) acks: u32,
     pub(super) ack_ns: Option<u64>,
+    pub(super) first_ack_ns: Option<u64>,
     pub(super) answer_ns: Option<u64>,
     pub(super) is_by_r2t: bool,
     pub(super) is_empty: bool,
@@ -119,6 +120,8 @@ impl Lane {
         } else if open > if self.is_at_sender { 0 } else { gap / 4 }
             || open == 0 && self.is_at_sender && by_ack && !by_answer
         {
+            let first = resume.first_ack_ns.unwrap_or(0);
+            let is_first_inside = first > resume.stopped_ns.saturating_add(reaction);
             let stop = Stop {
                 is_full: resume.bytes.is_multiple_of(resume.mss),
                 wait_ns: open,
@@ -127,6 +130,7 @@ impl Lane {
                 acks: resume.acks,
                 // Elsewhere, one may have arrived while the data before was still on its way.
                 acks_min: if self.is_at_sender { 2 } else { 3 },
+                is_first_unused: is_first_inside && resume.acks > 1,
                 reaction_ns: ack_ago,
                 gap_ns: gap,
             };
