@@ -17,13 +17,15 @@ pub(crate) use job::printable::{printable, printable_json, printable_name};
 /// Prints a line of the result on stdout. Ends the program silently if the reader has closed the pipe (`| head`), and with a
 /// message and the exit status of a failure if the line cannot be written.
 pub(crate) fn line(text: &str) {
-    result(&printable(text), false);
+    result([printable(text)], false);
 }
 
-fn result(text: &str, is_json: bool) {
+/// Prints a line that consists of `parts`.
+fn result<T: AsRef<str>>(parts: impl IntoIterator<Item = T>, is_json: bool) {
     let mut stdout = io::stdout().lock();
-    let written = stdout
-        .write_all(text.as_bytes())
+    let written = parts
+        .into_iter()
+        .try_for_each(|part| stdout.write_all(part.as_ref().as_bytes()))
         .and_then(|()| stdout.write_all(b"\n"))
         .and_then(|()| stdout.flush());
     let Err(error) = written else { return };
@@ -53,7 +55,12 @@ pub(crate) fn announce(text: &str) {
 
 /// Prints one JSON object on one line of stdout.
 pub(crate) fn json(value: &Value) {
-    result(&printable_json(&value.to_string()), true);
+    json_parts([value.to_string()]);
+}
+
+/// Prints one JSON object, whose text comes in parts, on one line of stdout: none of a large object is held.
+pub(crate) fn json_parts(parts: impl IntoIterator<Item = String>) {
+    result(parts.into_iter().map(|part| printable_json(&part).into_owned()), true);
 }
 
 /// Prints a line on stderr; errors are ignored.

@@ -99,7 +99,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     let (before, report) = (before.map(|read| read.report), read.report);
     outputs.finish(context, before.as_ref(), &report)?;
     match (args.json, before) {
-        (true, before) => output::json(&object::report(before.as_ref(), &report)),
+        (true, before) => output::json_parts(object::report(before.as_ref(), &report)),
         (false, Some(before)) => text::print_change(&before, &report),
         (false, None) => text::print(&report),
     }

@@ -9,15 +9,37 @@ use serde_json::{Map, Value, json};
 use crate::output;
 use crate::units::rounded;
 
-/// With `before`, the flows of the first capture are in a field of their own.
-pub(super) fn report(before: Option<&Report>, report: &Report) -> Value {
-    let flows = |report: &Report| -> Vec<_> { report.flows.iter().map(flow).collect() };
+/// With `before`, the flows of the first capture are in a field of their own. In parts, one flow each: a thousand
+/// connections, each with thousands of commands, take a gigabyte as one value.
+pub(super) fn report<'a>(
+    before: Option<&'a Report>,
+    report: &'a Report,
+) -> impl Iterator<Item = String> + 'a {
+    let text = |text: &str| std::iter::once(text.to_owned());
+    let before_flows = before.into_iter().flat_map(flows);
+    let (open, close) = if before.is_some() { ("[", "]") } else { ("null", "") };
+    let mut head = head(report).to_string();
+    // The closing brace follows the flows.
+    head.pop();
+    text(&head)
+        .chain(text(&format!(",\"before\":{open}")))
+        .chain(before_flows)
+        .chain(text(&format!("{close},\"flows\":[")))
+        .chain(flows(report))
+        .chain(text("]}"))
+}
+
+/// The flows, with commas between them.
+fn flows(report: &Report) -> impl Iterator<Item = String> + '_ {
+    let comma = |number| if number > 0 { "," } else { "" };
+    (0..).zip(&report.flows).map(move |(number, report)| format!("{}{}", comma(number), flow(report)))
+}
+
+fn head(report: &Report) -> Value {
     let others: Map<String, Value> =
         report.frames.others().map(|(kind, count)| (kind.to_owned(), count.into())).collect();
     json!({
         "schema": output::SCHEMA,
-        "flows": flows(report),
-        "before": before.map(flows),
         "frames": report.frames.frames,
         "tcp_frames": report.frames.tcp,
         "other_frames": others,
