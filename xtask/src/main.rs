@@ -113,7 +113,8 @@ fn forward(fixed: &[&str], forwarded: &Forwarded) -> Result<bool> {
 
 fn bench(name: &str, forwarded: &Forwarded) -> Result<bool> {
     ensure!(
-        ["target", "ends", "sealed", "copy", "service", "probe", "analyze", "versus", "verdict"].contains(&name),
+        ["target", "ends", "sealed", "copy", "service", "probe", "analyze", "versus", "verdict"]
+            .contains(&name),
         "no benchmark {name}; there are target, ends, sealed, copy, service, probe, analyze, versus and verdict"
     );
     let fixed = ["bench", "--profile", "dev", "--package", "hikyaku-benches", "--bench", name, "--"];
