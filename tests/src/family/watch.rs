@@ -284,7 +284,7 @@ impl Terminal {
         let terminal = Self { socket };
         let line = format!("{} watch {arguments}; echo ended $?; sleep 60", context.hikyaku.display());
         let mut command = terminal.tmux(&["new-session", "-d", "-x", "80", "-y", "24", &line])?;
-        command.env("HOME", home);
+        command.env("HOME", home).env("XDG_RUNTIME_DIR", home);
         run(&mut command, LIMIT)?.success()?;
         Ok(terminal)
     }
@@ -338,7 +338,9 @@ fn terminal(context: &Context, place: &mut Place) -> Result<()> {
     ensure!(screen.contains('\u{2502}'), "no axis in\n{screen}");
     terminal.press("?")?;
     terminal.shows(&["congestion window", "Esc"])?;
+    // Two at once are another key.
     terminal.press("Escape")?;
+    terminal.shows(&["send queue"])?;
     terminal.press("Escape")?;
     terminal.shows(&["OTHER END"])?;
     run(&mut terminal.tmux(&["resize-window", "-x", "40", "-y", "24"])?, LIMIT)?.success()?;

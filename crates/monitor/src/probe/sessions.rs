@@ -226,6 +226,11 @@ impl Sessions {
 
     fn discover(&mut self) -> io::Result<()> {
         let table = self.prober.table(false)?;
+        // Until the program accepts a connection, its socket is no file and has no owner.
+        for session in self.sessions.iter_mut().filter(|session| session.inode == 0 && !session.ended) {
+            let same = table.iter().find(|found| found.cookie == session.cookie);
+            session.inode = same.map_or(0, |found| found.inode);
+        }
         let known: HashSet<[u32; 2]> = self.live().map(|session| session.cookie).collect();
         let unknown = table.into_iter().filter(|found| !known.contains(&found.cookie));
         let mut fresh: Vec<Found> = unknown.collect();
@@ -456,6 +461,25 @@ mod tests {
         ] {
             assert_eq!(side(&found(local, remote, 1).ends, &listening), expected);
         }
+    }
+
+    #[test]
+    fn a_connection_that_is_accepted_later_gets_its_owner() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let near = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let mut sessions = Sessions::new(Chosen::Addresses(vec![near.local_addr().unwrap()])).unwrap();
+        let owner = |sessions: &Sessions| {
+            let far = near.peer_addr().unwrap();
+            let ours = |session: &&Session| {
+                session.ends.local == far && session.ends.remote == near.local_addr().unwrap()
+            };
+            sessions.all().iter().find(ours).unwrap().owner.as_ref().map(|owner| owner.pid)
+        };
+        sessions.refresh(1).unwrap();
+        assert_eq!(owner(&sessions), None);
+        let _far = listener.accept().unwrap();
+        sessions.refresh(2).unwrap();
+        assert_eq!(owner(&sessions), Some(std::process::id()));
     }
 
     #[test]
