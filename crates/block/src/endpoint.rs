@@ -97,6 +97,13 @@ impl Kind {
     }
 }
 
+/// Direction of a transfer, as seen by the submitter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    Read,
+    Write,
+}
+
 /// One request. Completes exactly once.
 #[derive(Clone, Debug)]
 pub struct Request {
@@ -190,6 +197,13 @@ pub trait Endpoint {
 
     /// Appends the owner numbers of this endpoint and of the endpoints that it wraps.
     fn owners(&self, owners: &mut Vec<Owner>);
+
+    /// Bytes worth having in flight on the network to the storage, of reads or of writes: with fewer the path is not
+    /// used, with more requests only wait. Follows the path as it is measured. `None`: no network, or unknown.
+    fn in_flight(&self, direction: Direction) -> Option<u64> {
+        let _ = direction;
+        None
+    }
 
     /// The extent that contains `offset`; data wherever the storage cannot distinguish data from a hole.
     fn extent(&mut self, offset: u64) -> Extent {

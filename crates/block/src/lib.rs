@@ -23,8 +23,8 @@ pub mod offload;
 pub mod remote;
 
 pub use endpoint::{
-    Capability, Completion, Endpoint, Evidence, Extent, Identity, Inspect, Kind, Medium, Reader, Request,
-    RequestId, State,
+    Capability, Completion, Direction, Endpoint, Evidence, Extent, Identity, Inspect, Kind, Medium, Reader,
+    Request, RequestId, State,
 };
 pub use error::{IoError, IoErrorKind, OpenError};
 pub use file::{FileMedium, NewFile, free_bytes, is_among_devices};

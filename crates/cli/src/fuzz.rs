@@ -1,6 +1,6 @@
 //! Entry points for the fuzzer: parsers of user input and of disk content.
 
-use host::signature::{self, Ends, HEAD_BYTES, TAIL_BYTES};
+use host::signature::{self, Parts};
 
 use crate::command::serve::{heritage, metrics};
 use crate::config::{Config, position};
@@ -49,9 +49,8 @@ pub fn without_secrets(words: &str) -> (String, Vec<String>) {
 
 /// Signatures on a disk of this size with these first and last bytes.
 pub fn signatures(head: &[u8], tail: &[u8], size_bytes: u64) -> Vec<&'static str> {
-    let head = &head[..head.len().min(HEAD_BYTES)];
-    let tail = &tail[tail.len() - tail.len().min(TAIL_BYTES)..];
-    signature::probe(&Ends { head, tail, size_bytes })
+    let parts = [(0, head), (size_bytes.saturating_sub(tail.len() as u64), tail)];
+    signature::probe(&Parts { parts: &parts, size_bytes })
 }
 
 /// The answer to a request at the control socket, as text: the request as it was understood, or the error.

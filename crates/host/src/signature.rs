@@ -4,19 +4,46 @@
 //! The bytes are not trusted: every offset is checked, and only magic numbers and the few fields that distinguish
 //! related formats are read. Nothing is mounted, and no pointer in the data is followed.
 
-/// Bytes from the start that [`probe`] needs: the first ZFS label ends there.
-pub const HEAD_BYTES: usize = 256 * 1024;
-/// Bytes from the end that [`probe`] needs: an md 0.90 superblock begins at most 128 KiB before the end.
-pub const TAIL_BYTES: usize = 128 * 1024;
 pub const IMAGE_HEAD_BYTES: usize = 68;
+
+const ZFS_LABEL_BYTES: u64 = 256 * 1024;
+/// Offset of the name-value list in a ZFS label.
+const ZFS_LIST: u64 = 16 * 1024;
+
+/// The (offset, length) of what [`probe`] looks at, in order, apart from each other, in multiples of `granularity` bytes
+/// and within the disk. With 512 bytes it all fits the first flight of a TCP connection (RFC 6928), a round trip.
+pub fn places(size_bytes: u64, granularity: u32) -> Vec<(u64, usize)> {
+    let granularity = u64::from(granularity.max(1));
+    // Around the end of each first page of 4 to 64 KiB lie the marks of swap areas, and much that begins there.
+    let pages = [4096, 8192, 16384, 32768, 65536].map(|page| (page - 512, page + 512));
+    let mut wanted = vec![(0, 2048), (131_072, 131_072 + 512)];
+    wanted.extend(pages);
+    wanted.extend(zfs_lists(size_bytes).map(|at| (at, at.saturating_add(512))));
+    let backs = [512, 4096].into_iter().filter_map(|back| size_bytes.checked_sub(back));
+    wanted.extend(backs.chain(md_at_end(size_bytes)).map(|at| (at, at.saturating_add(512))));
+    let end = size_bytes / granularity * granularity;
+    let rounded = wanted.into_iter().map(|(start, stop)| {
+        (start / granularity * granularity, stop.min(end).next_multiple_of(granularity).min(end))
+    });
+    let mut rounded: Vec<_> = rounded.filter(|(start, stop)| start < stop).collect();
+    rounded.sort_unstable();
+    let mut apart: Vec<(u64, u64)> = Vec::new();
+    for (start, stop) in rounded {
+        match apart.last_mut() {
+            Some(last) if start <= last.1 => last.1 = last.1.max(stop),
+            _ => apart.push((start, stop)),
+        }
+    }
+    apart.into_iter().map(|(start, stop)| (start, (stop - start) as usize)).collect()
+}
 
 struct Magic {
     name: &'static str,
-    offset: usize,
+    offset: u64,
     bytes: &'static [u8],
 }
 
-const fn magic(name: &'static str, offset: usize, bytes: &'static [u8]) -> Magic {
+const fn magic(name: &'static str, offset: u64, bytes: &'static [u8]) -> Magic {
     Magic { name, offset, bytes }
 }
 
@@ -63,50 +90,47 @@ const BCACHE_UUIDS: [&[u8]; 2] = [
     &[0xc6, 0x85, 0x73, 0xf6, 0x66, 0xce, 0x90, 0xa9, 0xd9, 0x6a, 0x60, 0xcf, 0x80, 0x3d, 0xf7, 0xef],
 ];
 
+/// Parts of a disk, at least its [`places`]. What lies elsewhere counts as unknown.
 #[derive(Clone, Copy, Debug)]
-pub struct Ends<'a> {
-    /// The first [`HEAD_BYTES`], or all of a smaller disk.
-    pub head: &'a [u8],
-    /// The last [`TAIL_BYTES`], or all of a smaller disk.
-    pub tail: &'a [u8],
+pub struct Parts<'a> {
+    /// (offset, bytes)
+    pub parts: &'a [(u64, &'a [u8])],
     pub size_bytes: u64,
 }
 
-impl Ends<'_> {
-    fn has(&self, offset: usize, bytes: &[u8]) -> bool {
-        self.head.get(offset..offset.saturating_add(bytes.len())) == Some(bytes)
+impl<'a> Parts<'a> {
+    fn get(&self, offset: u64, length: usize) -> Option<&'a [u8]> {
+        self.parts.iter().find_map(|(start, bytes)| {
+            let from = usize::try_from(offset.checked_sub(*start)?).ok()?;
+            bytes.get(from..from.checked_add(length)?)
+        })
     }
 
-    fn u16_le(&self, offset: usize) -> Option<u16> {
-        Some(u16::from_le_bytes(self.head.get(offset..offset + 2)?.try_into().ok()?))
+    fn has(&self, offset: u64, bytes: &[u8]) -> bool {
+        self.get(offset, bytes.len()) == Some(bytes)
     }
 
-    fn u32_le(&self, offset: usize) -> Option<u32> {
-        Some(u32::from_le_bytes(self.head.get(offset..offset + 4)?.try_into().ok()?))
+    fn u16_le(&self, offset: u64) -> Option<u16> {
+        Some(u16::from_le_bytes(self.get(offset, 2)?.try_into().ok()?))
     }
 
-    /// Whether `bytes` are at an offset of the disk; false where the tail does not cover the range.
-    fn has_at(&self, offset: u64, bytes: &[u8]) -> bool {
-        let tail_start = self.size_bytes.saturating_sub(self.tail.len() as u64);
-        let Some(start) = offset.checked_sub(tail_start).and_then(|start| usize::try_from(start).ok()) else {
-            return false;
-        };
-        self.tail.get(start..start.saturating_add(bytes.len())) == Some(bytes)
+    fn u32_le(&self, offset: u64) -> Option<u32> {
+        Some(u32::from_le_bytes(self.get(offset, 4)?.try_into().ok()?))
     }
 }
 
-type Special = fn(&Ends<'_>) -> Option<&'static str>;
+type Special = fn(&Parts<'_>) -> Option<&'static str>;
 
 /// Formats that need more than one comparison, the most specific first.
 const SPECIAL: &[Special] = &[luks, lvm, md, gpt, zfs, extended, swap, fat, vhd_footer, master_boot_record];
 
 /// The formats found on the disk, the most specific first; empty if none is known. A partition table is reported beside
 /// the boot sector's file system if both match, since either deserves protection.
-pub fn probe(ends: &Ends<'_>) -> Vec<&'static str> {
+pub fn probe(disk: &Parts<'_>) -> Vec<&'static str> {
     let mut found: Vec<&'static str> = Vec::new();
     let all = MAGICS.iter().chain(IMAGES.iter().map(|(magic, _)| magic));
-    let simple = all.filter(|magic| ends.has(magic.offset, magic.bytes)).map(|magic| magic.name);
-    let special = SPECIAL.iter().filter_map(|special| special(ends));
+    let simple = all.filter(|magic| disk.has(magic.offset, magic.bytes)).map(|magic| magic.name);
+    let special = SPECIAL.iter().filter_map(|special| special(disk));
     for name in simple.chain(special) {
         if !found.contains(&name) {
             found.push(name);
@@ -121,69 +145,81 @@ pub fn probe(ends: &Ends<'_>) -> Vec<&'static str> {
 
 /// The image format of a file that begins with `head`, by QEMU's name.
 pub fn image(head: &[u8]) -> Option<&'static str> {
-    let has = |magic: &Magic| head.get(magic.offset..)?.starts_with(magic.bytes).then_some(());
+    let has = |magic: &Magic| head.get(magic.offset as usize..)?.starts_with(magic.bytes).then_some(());
     IMAGES.iter().find(|(magic, _)| has(magic).is_some()).map(|(_, format)| *format)
 }
 
 /// LUKS on-disk format: magic, then a big-endian version.
-fn luks(ends: &Ends<'_>) -> Option<&'static str> {
-    if ends.has(0, b"LUKS\xba\xbe\x00\x01") {
+fn luks(disk: &Parts<'_>) -> Option<&'static str> {
+    if disk.has(0, b"LUKS\xba\xbe\x00\x01") {
         return Some("LUKS1 volume");
     }
-    // The second LUKS2 header lies at one of nine offsets, and remains if the first is overwritten.
-    let second = (14..=22).any(|power| ends.has(1 << power, b"SKUL\xba\xbe"));
-    (ends.has(0, b"LUKS\xba\xbe") || second).then_some("LUKS2 volume")
+    // The second LUKS2 header lies at one of nine offsets, the first four of which are looked at, and remains if the first
+    // is overwritten.
+    let second = (14..=17).any(|power| disk.has(1 << power, b"SKUL\xba\xbe"));
+    (disk.has(0, b"LUKS\xba\xbe") || second).then_some("LUKS2 volume")
 }
 
 /// The label of an LVM2 physical volume lies in one of the first four sectors.
-fn lvm(ends: &Ends<'_>) -> Option<&'static str> {
+fn lvm(disk: &Parts<'_>) -> Option<&'static str> {
     (0..4)
-        .any(|sector| ends.has(sector * 512, b"LABELONE") && ends.has(sector * 512 + 24, b"LVM2 001"))
+        .any(|sector| disk.has(sector * 512, b"LABELONE") && disk.has(sector * 512 + 24, b"LVM2 001"))
         .then_some("LVM2 physical volume")
 }
 
+/// Offsets of the md superblocks 1.0 and 0.90, which lie near the end.
+fn md_at_end(size_bytes: u64) -> impl Iterator<Item = u64> {
+    let v1_0 = ((size_bytes / 512).saturating_sub(16) & !7) * 512;
+    let v0_90 = (size_bytes & !0xffff).saturating_sub(0x10000);
+    (size_bytes >= 0x20000).then_some([v1_0, v0_90]).into_iter().flatten()
+}
+
 /// md superblocks: 1.1 at the start, 1.2 at 4 KiB, 1.0 and 0.90 near the end, 0.90 in the host's byte order.
-fn md(ends: &Ends<'_>) -> Option<&'static str> {
+fn md(disk: &Parts<'_>) -> Option<&'static str> {
     const LITTLE: &[u8] = &[0xfc, 0x4e, 0x2b, 0xa9];
     const BIG: &[u8] = &[0xa9, 0x2b, 0x4e, 0xfc];
-    let sectors = ends.size_bytes / 512;
-    let v1_0 = (sectors.saturating_sub(16) & !7) * 512;
-    let v0_90 = (ends.size_bytes & !0xffff).saturating_sub(0x10000);
-    let at_end = ends.size_bytes >= 0x20000
-        && (ends.has_at(v1_0, LITTLE) || ends.has_at(v0_90, LITTLE) || ends.has_at(v0_90, BIG));
-    (ends.has(0, LITTLE) || ends.has(4096, LITTLE) || at_end).then_some("md RAID member")
+    let mut at_end = md_at_end(disk.size_bytes);
+    let at_end = at_end.any(|at| disk.has(at, LITTLE) || disk.has(at, BIG));
+    (disk.has(0, LITTLE) || disk.has(4096, LITTLE) || at_end).then_some("md RAID member")
 }
 
 /// GPT: a header in block 1 (blocks of 512 or 4096 bytes), or the backup in the last block.
-fn gpt(ends: &Ends<'_>) -> Option<&'static str> {
+fn gpt(disk: &Parts<'_>) -> Option<&'static str> {
     const SIGNATURE: &[u8] = b"EFI PART";
-    let backup = |block: u64| ends.size_bytes >= 2 * block && ends.has_at(ends.size_bytes - block, SIGNATURE);
-    (ends.has(512, SIGNATURE) || ends.has(4096, SIGNATURE) || backup(512) || backup(4096))
+    let backup = |block: u64| disk.size_bytes >= 2 * block && disk.has(disk.size_bytes - block, SIGNATURE);
+    (disk.has(512, SIGNATURE) || disk.has(4096, SIGNATURE) || backup(512) || backup(4096))
         .then_some("GPT partition table")
 }
 
-/// A ZFS label has uberblocks in its second half, in either byte order.
-fn zfs(ends: &Ends<'_>) -> Option<&'static str> {
-    const LITTLE: &[u8] = &[0x0c, 0xb1, 0xba, 0x00, 0, 0, 0, 0];
-    const BIG: &[u8] = &[0, 0, 0, 0, 0x00, 0xba, 0xb1, 0x0c];
-    (128 * 1024..HEAD_BYTES)
-        .step_by(1024)
-        .any(|offset| ends.has(offset, LITTLE) || ends.has(offset, BIG))
+/// Offsets of the name-value lists of the four ZFS labels, two at either end.
+fn zfs_lists(size_bytes: u64) -> impl Iterator<Item = u64> {
+    let size = size_bytes / ZFS_LABEL_BYTES * ZFS_LABEL_BYTES;
+    let starts = [Some(0), Some(ZFS_LABEL_BYTES), size.checked_sub(2 * ZFS_LABEL_BYTES)]
+        .into_iter()
+        .chain([size.checked_sub(ZFS_LABEL_BYTES)]);
+    starts.flatten().map(|start| start + ZFS_LIST)
+}
+
+/// A ZFS label has a list of names and values in XDR, the first of which is `version`.
+fn zfs(disk: &Parts<'_>) -> Option<&'static str> {
+    const NAME: u64 = 20;
+    zfs_lists(disk.size_bytes)
+        .any(|list| disk.has(list, &[1]) && disk.has(list + NAME, b"\0\0\0\x07version\0"))
         .then_some("ZFS label")
 }
 
 /// The ext family: the magic is at offset 1080; feature flags distinguish the members.
-fn extended(ends: &Ends<'_>) -> Option<&'static str> {
+fn extended(disk: &Parts<'_>) -> Option<&'static str> {
     const HAS_JOURNAL: u32 = 0x4;
     // extents, 64bit, flex_bg.
     const EXT4_INCOMPATIBLE: u32 = 0x40 | 0x80 | 0x200;
     const JOURNAL_DEVICE: u32 = 0x8;
-    const FIRST: usize = 1024;
-    if ends.u16_le(FIRST + 56)? != 0xef53 {
+    const FIRST: u64 = 1024;
+    if disk.u16_le(FIRST + 56)? != 0xef53 {
         return None;
     }
-    let compatible = ends.u32_le(FIRST + 92)?;
-    let incompatible = ends.u32_le(FIRST + 96)?;
+    let compatible = disk.u32_le(FIRST + 92)?;
+    let incompatible = disk.u32_le(FIRST + 96)?;
     Some(if incompatible & JOURNAL_DEVICE != 0 {
         "ext journal"
     } else if incompatible & EXT4_INCOMPATIBLE != 0 {
@@ -196,35 +232,35 @@ fn extended(ends: &Ends<'_>) -> Option<&'static str> {
 }
 
 /// Swap: a magic in the last 10 bytes of the first page, for any page size.
-fn swap(ends: &Ends<'_>) -> Option<&'static str> {
+fn swap(disk: &Parts<'_>) -> Option<&'static str> {
     let known: [&[u8]; 4] = [b"SWAPSPACE2", b"SWAP-SPACE", b"S1SUSPEND\0", b"S2SUSPEND\0"];
     [4096, 8192, 16384, 32768, 65536]
         .into_iter()
-        .any(|page: usize| known.iter().any(|bytes| ends.has(page - 10, bytes)))
+        .any(|page: u64| known.iter().any(|bytes| disk.has(page - 10, bytes)))
         .then_some("swap area")
 }
 
 /// FAT: a type name in the boot sector, with a valid mark and sector size.
-fn fat(ends: &Ends<'_>) -> Option<&'static str> {
-    let named = ends.has(54, b"FAT12   ") || ends.has(54, b"FAT16   ") || ends.has(82, b"FAT32   ");
-    let sector = ends.u16_le(11)?;
-    (named && ends.has(510, &[0x55, 0xaa]) && matches!(sector, 512 | 1024 | 2048 | 4096))
+fn fat(disk: &Parts<'_>) -> Option<&'static str> {
+    let named = disk.has(54, b"FAT12   ") || disk.has(54, b"FAT16   ") || disk.has(82, b"FAT32   ");
+    let sector = disk.u16_le(11)?;
+    (named && disk.has(510, &[0x55, 0xaa]) && matches!(sector, 512 | 1024 | 2048 | 4096))
         .then_some("fat filesystem")
 }
 
 /// A fixed VHD has a footer at the end, and no header.
-fn vhd_footer(ends: &Ends<'_>) -> Option<&'static str> {
-    (ends.size_bytes >= 512 && ends.has_at(ends.size_bytes - 512, b"conectix")).then_some("vhd image")
+fn vhd_footer(disk: &Parts<'_>) -> Option<&'static str> {
+    (disk.size_bytes >= 512 && disk.has(disk.size_bytes - 512, b"conectix")).then_some("vhd image")
 }
 
 const MBR: &str = "MBR partition table";
 
 /// An MBR: the mark, four entries whose flag is 0 or 0x80, and at least one entry in use.
-fn master_boot_record(ends: &Ends<'_>) -> Option<&'static str> {
-    if !ends.has(510, &[0x55, 0xaa]) {
+fn master_boot_record(disk: &Parts<'_>) -> Option<&'static str> {
+    if !disk.has(510, &[0x55, 0xaa]) {
         return None;
     }
-    let entries = ends.head.get(446..510)?.chunks_exact(16);
+    let entries = disk.get(446, 64)?.chunks_exact(16);
     let plausible = entries.clone().all(|entry| matches!(entry[0], 0 | 0x80));
     let used = entries.clone().any(|entry| entry[4] != 0 && entry[12..16] != [0; 4]);
     (plausible && used).then_some(MBR)
@@ -235,9 +271,11 @@ mod tests {
     use super::*;
 
     const SIZE: usize = 1 << 20;
+    /// The start of a name-value list: XDR, its flags, and the first name.
+    const ZFS: &[u8] = b"\x01\x01\0\0\0\0\0\0\0\0\0\x01\0\0\0\x24\0\0\0\x20\0\0\0\x07version\0";
 
     /// (offset, bytes) pairs.
-    type Parts<'a> = Vec<(usize, &'a [u8])>;
+    type Written<'a> = Vec<(usize, &'a [u8])>;
 
     /// A disk of 1 MiB, all zeroes except the given bytes.
     fn disk(parts: &[(usize, &[u8])]) -> Vec<u8> {
@@ -249,9 +287,31 @@ mod tests {
     }
 
     fn found(disk: &[u8]) -> Vec<&'static str> {
-        let head = &disk[..disk.len().min(HEAD_BYTES)];
-        let tail = &disk[disk.len() - disk.len().min(TAIL_BYTES)..];
-        probe(&Ends { head, tail, size_bytes: disk.len() as u64 })
+        let size_bytes = disk.len() as u64;
+        let parts = |granularity| -> Vec<(u64, &[u8])> {
+            let slice = |(start, length): (u64, usize)| (start, &disk[start as usize..][..length]);
+            places(size_bytes, granularity).into_iter().map(slice).collect()
+        };
+        let found = probe(&Parts { parts: &parts(512), size_bytes });
+        assert_eq!(probe(&Parts { parts: &parts(4096), size_bytes }), found, "in blocks of 4 KiB");
+        found
+    }
+
+    #[test]
+    fn the_places_of_a_disk_fit_the_first_flight_of_a_connection() {
+        for size_bytes in [0, 1, 511, 512, 4096, 70_000, 1 << 20, 3_000_000_512, 8 << 40, u64::MAX] {
+            for granularity in [1, 512, 4096] {
+                let places = places(size_bytes, granularity);
+                let bytes: usize = places.iter().map(|(_, length)| length).sum();
+                assert!(granularity == 4096 || bytes <= 12 << 10, "{bytes} bytes of {size_bytes}");
+                for (start, length) in &places {
+                    let unit = u64::from(granularity);
+                    assert!(start % unit == 0 && *length as u64 % unit == 0 && *length > 0);
+                    assert!(start + *length as u64 <= size_bytes);
+                }
+                assert!(places.is_sorted());
+            }
+        }
     }
 
     #[test]
@@ -264,7 +324,7 @@ mod tests {
     #[test]
     fn every_plain_magic_is_found() {
         for magic in MAGICS.iter().chain(IMAGES.iter().map(|(magic, _)| magic)) {
-            let names = found(&disk(&[(magic.offset, magic.bytes)]));
+            let names = found(&disk(&[(magic.offset as usize, magic.bytes)]));
             assert!(names.contains(&magic.name), "{}: {names:?}", magic.name);
         }
     }
@@ -272,9 +332,13 @@ mod tests {
     #[test]
     fn images_are_told_by_their_first_bytes() {
         for (magic, format) in IMAGES {
-            let disk = disk(&[(magic.offset, magic.bytes)]);
+            let disk = disk(&[(magic.offset as usize, magic.bytes)]);
             assert_eq!(image(&disk[..IMAGE_HEAD_BYTES]), Some(*format));
-            assert_eq!(image(&disk[..magic.offset + magic.bytes.len() - 1]), None, "{format} cut short");
+            assert_eq!(
+                image(&disk[..magic.offset as usize + magic.bytes.len() - 1]),
+                None,
+                "{format} cut short"
+            );
         }
         assert_eq!(image(&[0; IMAGE_HEAD_BYTES]), None);
     }
@@ -285,7 +349,7 @@ mod tests {
         let protective: &[u8] = &[0, 0, 2, 0, 0xee, 0xff, 0xff, 0xff, 1, 0, 0, 0, 0xff, 7, 0, 0];
         let mark: (usize, &[u8]) = (510, &[0x55, 0xaa]);
         let md: &[u8] = &[0xfc, 0x4e, 0x2b, 0xa9];
-        let all: Vec<(&str, Parts<'_>)> = vec![
+        let all: Vec<(&str, Written<'_>)> = vec![
             ("LUKS1 volume", vec![(0, b"LUKS\xba\xbe\x00\x01")]),
             ("LUKS2 volume", vec![(0, b"LUKS\xba\xbe\x00\x02")]),
             ("LUKS2 volume", vec![(16384, b"SKUL\xba\xbe\x00\x02")]),
@@ -300,7 +364,9 @@ mod tests {
             ("GPT partition table", vec![(SIZE - 512, b"EFI PART")]),
             ("GPT partition table", vec![(SIZE - 4096, b"EFI PART")]),
             ("MBR partition table", vec![mark, (446, mbr_entry)]),
-            ("ZFS label", vec![(132 * 1024, &[0x0c, 0xb1, 0xba, 0, 0, 0, 0, 0])]),
+            ("ZFS label", vec![(16 << 10, ZFS)]),
+            ("ZFS label", vec![(SIZE - (512 << 10) + (16 << 10), ZFS)]),
+            ("ZFS label", vec![(SIZE - (256 << 10) + (16 << 10), ZFS)]),
             ("ext2 filesystem", vec![(1080, &[0x53, 0xef])]),
             ("ext3 filesystem", vec![(1080, &[0x53, 0xef]), (1116, &[4, 0, 0, 0])]),
             ("ext4 filesystem", vec![(1080, &[0x53, 0xef]), (1116, &[4, 0, 0, 0]), (1120, &[0x40, 2, 0, 0])]),
@@ -319,7 +385,7 @@ mod tests {
     #[test]
     fn look_alikes_are_not_taken_for_a_format() {
         let mark: (usize, &[u8]) = (510, &[0x55, 0xaa]);
-        let all: Vec<(&str, Parts<'_>)> = vec![
+        let all: Vec<(&str, Written<'_>)> = vec![
             ("mbr_without_partitions", vec![mark]),
             (
                 "mbr_with_wrong_flag",
@@ -355,9 +421,10 @@ mod tests {
         for _ in 0..200 {
             let length = (next() % 300_000) as usize;
             let bytes: Vec<u8> = (0..length).map(|_| next() as u8).collect();
+            let (head, tail) = bytes.split_at(length / 2);
             for size_bytes in [0, 1, 511, length as u64, 1 << 20, u64::MAX] {
-                let tail = &bytes[bytes.len() - bytes.len().min(TAIL_BYTES)..];
-                probe(&Ends { head: &bytes[..bytes.len().min(HEAD_BYTES)], tail, size_bytes });
+                let at = size_bytes.saturating_sub(tail.len() as u64);
+                probe(&Parts { parts: &[(0, head), (at, tail)], size_bytes });
             }
         }
     }

@@ -13,7 +13,7 @@ use std::thread::JoinHandle;
 
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
-use crate::Backend;
+use crate::{Backend, Path};
 
 /// A simulated operating system. Its descriptors are real ones that serve as names: system calls may duplicate them,
 /// shut them down and close them, and the world must detect that itself.
@@ -25,6 +25,11 @@ pub trait World: Send + Sync {
     fn listen(&self, address: SocketAddr) -> io::Result<Listener>;
     /// Addresses of a connected socket: the peer's, then its own.
     fn addresses(&self, socket: RawFd) -> io::Result<(SocketAddr, SocketAddr)>;
+    /// As [`path`].
+    fn path(&self, socket: RawFd) -> Option<Path> {
+        let _ = socket;
+        None
+    }
     /// Starts a thread that has entered this world; returns when that thread first waits in a loop, or has ended. The
     /// result is the id for [`World::join`].
     fn spawn(&self, name: &str, body: Box<dyn FnOnce() + Send>) -> io::Result<u64>;
@@ -84,7 +89,9 @@ pub fn listen(address: SocketAddr, backlog: i32) -> io::Result<Listener> {
     socket.bind(&address.into())?;
     socket.listen(backlog)?;
     let address = internet(&socket.local_addr()?)?;
-    Ok(Listener { socket: socket.into(), address })
+    let socket = socket.into();
+    reach_far(&socket);
+    Ok(Listener { socket, address })
 }
 
 /// Takes a listening TCP socket that another process has created. `None`: it is another kind of descriptor.
@@ -93,7 +100,17 @@ pub fn adopt(socket: OwnedFd) -> Option<Listener> {
         let socket = SockRef::from(&socket);
         (socket.is_listener().ok()?, internet(&socket.local_addr().ok()?).ok()?)
     };
-    is_listening.then_some(Listener { socket, address })
+    if !is_listening {
+        return None;
+    }
+    reach_far(&socket);
+    Some(Listener { socket, address })
+}
+
+/// Gives accepted connections a send buffer for a distance, if this process has the right, which a server gives up
+/// before it serves.
+fn reach_far(listening: &OwnedFd) {
+    let _ = crate::path::force_buffer(listening, crate::path::ACCEPTED_BUFFER_BYTES);
 }
 
 pub fn addresses(socket: &OwnedFd) -> io::Result<(SocketAddr, SocketAddr)> {
@@ -140,6 +157,23 @@ impl Tap {
     /// The socket; `None` without a connection. To be dropped before the driver runs again.
     pub fn socket(&self) -> Option<crate::Handle> {
         self.0.socket.borrow().upgrade()
+    }
+}
+
+/// The path of a connected TCP socket. `None`: unknown, as within a [`World`] without one.
+pub fn path(socket: &OwnedFd) -> Option<Path> {
+    match world() {
+        Some(world) => world.path(socket.as_raw_fd()),
+        None => crate::path::of(socket),
+    }
+}
+
+/// Lets the send buffer of a TCP socket hold `bytes`, as the kernel counts them, of which little waits for the congestion
+/// window. Fails without CAP_NET_ADMIN; within a [`World`] nothing happens.
+pub fn force_send_buffer(socket: &OwnedFd, bytes: u64) -> io::Result<()> {
+    match world() {
+        Some(_) => Ok(()),
+        None => crate::path::force_buffer(socket, bytes),
     }
 }
 

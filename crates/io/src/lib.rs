@@ -12,6 +12,7 @@
 mod choice;
 mod event;
 mod host;
+mod path;
 mod portable;
 mod socket;
 mod spin;
@@ -35,7 +36,11 @@ use spin::{SPIN_MAX, Spin};
 
 pub use choice::uring_features;
 pub use event::{Event, Item, Owner, Token};
-pub use host::{Listener, Tap, Thread, World, addresses, adopt, enter, entropy, listen, socket, spawn};
+pub use host::{
+    Listener, Tap, Thread, World, addresses, adopt, enter, entropy, force_send_buffer, listen, path, socket,
+    spawn,
+};
+pub use path::Path;
 pub use socket::{Incoming, Outgoing, SPANS_PER_RECEIVE};
 pub use spin::SpinReport;
 

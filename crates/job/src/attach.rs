@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use area::Span;
 use block::{Endpoint, IoError, IoErrorKind, Kind, Medium, OpenError, Request, Router};
 use io::Io;
 
@@ -9,6 +10,8 @@ use crate::Failure;
 
 /// Bytes of the longest request of [`read`].
 const READ_BYTES_MAX: usize = 128 * 1024;
+/// Requests of a read that are in flight at once.
+const READS_MAX: usize = 16;
 
 pub fn event_loop() -> Result<Io, Failure> {
     Io::new(area::PoolLimits::default())
@@ -29,24 +32,50 @@ pub fn close<const N: usize>(io: &mut Io, mut endpoints: [Box<dyn Endpoint>; N])
     block::close_all(io, &mut borrowed);
 }
 
-/// Reads `length` bytes at `offset`, one request at a time. Both must be multiples of the endpoint's granularity.
+/// Reads `length` bytes at `offset`. Both must be multiples of the endpoint's granularity.
 pub fn read(
     io: &mut Io,
     endpoint: &mut dyn Endpoint,
     offset: u64,
     length: usize,
 ) -> Result<Vec<u8>, IoError> {
+    let mut read = read_parts(io, endpoint, &[(offset, length)])?;
+    Ok(read.pop().expect("one part"))
+}
+
+/// Reads several parts, in as few round trips as [`READS_MAX`] requests at a time allow.
+pub(crate) fn read_parts(
+    io: &mut Io,
+    endpoint: &mut dyn Endpoint,
+    parts: &[(u64, usize)],
+) -> Result<Vec<Vec<u8>>, IoError> {
     let mut router = Router::new();
     router.add_endpoint(endpoint, ());
-    let mut bytes = Vec::with_capacity(length);
+    let mut read: Vec<Vec<u8>> = parts.iter().map(|(_, length)| vec![0; *length]).collect();
     let chunk_max = READ_BYTES_MAX.min(endpoint.capability().max_transfer_bytes as usize);
+    // (part, start in the part, length)
+    let mut chunks = parts.iter().enumerate().flat_map(|(part, (_, length))| {
+        (0..*length).step_by(chunk_max).map(move |start| (part, start, chunk_max.min(length - start)))
+    });
     let failed = |error: &std::io::Error| IoError::new(IoErrorKind::Other, error.to_string());
-    while bytes.len() < length {
-        let chunk = chunk_max.min(length - bytes.len());
-        let span = io.pool().take(chunk).ok_or_else(|| failed(&std::io::ErrorKind::OutOfMemory.into()))?;
-        let kind = Kind::Read { offset: offset + bytes.len() as u64, into: span.slice(0, chunk) };
-        let (mut events, mut done) = (Vec::new(), Vec::new());
-        endpoint.submit(io, Request { id: 0, kind }, &mut done);
+    let mut in_flight: Vec<Option<(Span, usize, usize)>> = vec![None; READS_MAX];
+    let (mut events, mut done, mut failure) = (Vec::new(), Vec::new(), None);
+    loop {
+        for (id, slot) in in_flight.iter_mut().enumerate().filter(|(_, slot)| slot.is_none()) {
+            let Some((part, start, length)) = chunks.next().filter(|_| failure.is_none()) else { break };
+            let Some(span) = io.pool().take(length) else {
+                failure = Some(failed(&std::io::ErrorKind::OutOfMemory.into()));
+                break;
+            };
+            let span = span.slice(0, length);
+            let kind = Kind::Read { offset: parts[part].0 + start as u64, into: span.clone() };
+            *slot = Some((span, part, start));
+            endpoint.submit(io, Request { id: id as u64, kind }, &mut done);
+        }
+        // A failed endpoint, too, completes every request, and none of them may be left to those who use it next.
+        if in_flight.iter().all(Option::is_none) {
+            return failure.map_or(Ok(read), Err);
+        }
         while done.is_empty() {
             io.turn_for(|owner| router.route(owner).is_some(), None, &mut events)
                 .map_err(|error| failed(&error))?;
@@ -54,10 +83,12 @@ pub fn read(
                 endpoint.on_event(io, event, &mut done);
             }
         }
-        done.remove(0).result?;
-        let start = bytes.len();
-        bytes.resize(start + chunk, 0);
-        span.read(0, &mut bytes[start..]);
+        for completion in done.drain(..) {
+            let (span, part, start) = in_flight[completion.id as usize].take().expect("completes once");
+            match completion.result {
+                Ok(()) => span.read(0, &mut read[part][start..start + span.len()]),
+                Err(error) => failure = failure.or(Some(error)),
+            }
+        }
     }
-    Ok(bytes)
 }

@@ -71,6 +71,7 @@ mod thin;
 pub mod units;
 
 pub use address::{Address, Local};
+pub(crate) use attach::read_parts;
 pub use attach::{attach, close, event_loop, read};
 pub use estimate::Estimate;
 pub use failure::{Ending, Failure};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use block::{Endpoint, Fingerprint, Identity, Location, Medium, NewFile, OpenOptions, Spec};
 use host::Kernel;
-use host::signature::{self, Ends};
+use host::signature::{self, Parts};
 use io::Io;
 use mover::{Checked, Refusal};
 
@@ -421,12 +421,10 @@ pub fn spoil_path(text: &str, spec: &Spec) -> Result<(), Failure> {
 /// Names of known content of an endpoint: file systems, partition tables, volumes.
 pub fn probe(io: &mut Io, endpoint: &mut dyn Endpoint) -> Result<Vec<&'static str>, block::IoError> {
     let size_bytes = endpoint.capability().size_bytes;
-    let head_bytes = size_bytes.min(signature::HEAD_BYTES as u64);
-    // Reads the last bytes from a page boundary, as devices and LUNs require aligned requests.
-    let tail_start = size_bytes.saturating_sub(signature::TAIL_BYTES as u64) & !4095;
-    let head = crate::read(io, endpoint, 0, head_bytes as usize)?;
-    let tail = crate::read(io, endpoint, tail_start, (size_bytes - tail_start) as usize)?;
-    Ok(signature::probe(&Ends { head: &head, tail: &tail, size_bytes }))
+    let places = signature::places(size_bytes, endpoint.capability().granularity);
+    let read = crate::read_parts(io, endpoint, &places)?;
+    let parts: Vec<_> = places.iter().zip(&read).map(|((start, _), bytes)| (*start, &bytes[..])).collect();
+    Ok(signature::probe(&Parts { parts: &parts, size_bytes }))
 }
 
 /// The hint for a file that is too small. `words`: the file and its options.

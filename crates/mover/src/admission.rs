@@ -145,6 +145,11 @@ impl Admission {
         }
     }
 
+    /// Bytes worth having in flight on a network between the ends.
+    pub(crate) fn on_path(&mut self, bytes: u64) {
+        self.depth.on_path(bytes, self.chunk);
+    }
+
     pub(crate) fn depth(&self) -> usize {
         self.depth.limit()
     }

@@ -10,9 +10,13 @@ use std::time::Duration;
 
 use area::Pool;
 
+use crate::plan::DEPTH_MAX;
+
 const DEPTH_AUTO_MAX: u32 = 64;
 /// Bound of the memory of the chunks in flight in a search, in bytes.
 const DEPTH_AUTO_BYTES_MAX: u32 = 128 << 20;
+/// Bound of the memory of the chunks in flight that a network asks for, in bytes: half of a loop's pool.
+const PATH_BYTES_MAX: u64 = 256 << 20;
 
 /// A measurement is the median of this many slices, so that one pause has no effect; up to `SLICES_OF_TEST` if close.
 const SLICES: usize = 3;
@@ -46,6 +50,8 @@ const _: () = assert!(DEPTH_AUTO_BYTES_MAX as usize >= Pool::AREA_BYTES_MAX);
 #[derive(Debug)]
 pub(crate) struct Depth {
     chunks: usize,
+    /// Chunks that a network between the ends holds: the depth is at least that, whatever a search has found.
+    path: usize,
     search: Option<Search>,
 }
 
@@ -93,7 +99,7 @@ struct Slice {
 
 impl Depth {
     pub(crate) fn fixed(chunks: u32) -> Self {
-        Self { chunks: chunks as usize, search: None }
+        Self { chunks: chunks as usize, path: 0, search: None }
     }
 
     /// Starts with `chunks` of `chunk_bytes`; the bound is the sum of the devices' queue depths, `queues`.
@@ -111,14 +117,26 @@ impl Depth {
             // The first round includes the first use of its memory, so it is skipped.
             meter: Meter::after(2 * chunks),
         };
-        Self { chunks, search: Some(search) }
+        Self { chunks, path: 0, search: Some(search) }
     }
 
     pub(crate) fn limit(&self) -> usize {
-        self.chunks
+        self.chunks.max(self.path)
+    }
+
+    /// Bytes worth having in flight on a network between the ends. A fixed depth remains.
+    pub(crate) fn on_path(&mut self, bytes: u64, chunk: u32) {
+        if self.search.is_some() {
+            let chunks = bytes.min(PATH_BYTES_MAX).div_ceil(chunk.max(1).into());
+            self.path = chunks.min(DEPTH_MAX.into()) as usize;
+        }
     }
 
     pub(crate) fn finished(&mut self, now: Duration, bytes: u64) {
+        if self.path > self.chunks {
+            // More are in flight than at the depth that the search measures.
+            return self.disturbed();
+        }
         let Some(search) = &mut self.search else { return };
         if !search.meter.add(now, bytes, self.chunks) {
             return;
@@ -434,6 +452,26 @@ mod tests {
             }
         }
         assert_eq!(depth.limit(), 4);
+    }
+
+    #[test]
+    fn a_path_is_filled_whatever_the_search_has_found() {
+        let mut depth = Depth::adaptive(4, CHUNK, 64);
+        for (bytes, chunk, limit) in [
+            (0, CHUNK, 4),
+            (3 << 20, CHUNK, 4),
+            ((100 << 20) + 1, CHUNK, 101),
+            (u64::MAX, CHUNK, 256),
+            (u64::MAX, 16 << 20, 16),
+            (1 << 30, 4096, 256),
+            (0, 0, 4),
+        ] {
+            depth.on_path(bytes, chunk);
+            assert_eq!(depth.limit(), limit, "{bytes} bytes in chunks of {chunk}");
+        }
+        let mut fixed = Depth::fixed(2);
+        fixed.on_path(1 << 30, CHUNK);
+        assert_eq!(fixed.limit(), 2);
     }
 
     #[test]

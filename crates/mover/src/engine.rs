@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use area::Span;
-use block::{Completion, Endpoint, Evidence, Fingerprint, IoError, IoErrorKind, Kind, RequestId};
+use block::{Completion, Direction, Endpoint, Evidence, Fingerprint, IoError, IoErrorKind, Kind, RequestId};
 use io::{Io, Owner, Token};
 use tracing::debug;
 
@@ -288,6 +288,7 @@ impl<'a> Engine<'a> {
         self.halted = false;
         self.watch.begin();
         self.watch.enter(phase, self.finished_bytes, self.total);
+        self.look_at_paths();
     }
 
     fn in_flight(&self) -> usize {
@@ -535,8 +536,16 @@ impl<'a> Engine<'a> {
             self.hole_bytes_done += u64::from(length);
         }
         let is_data = self.slots[index].is_data();
+        self.look_at_paths();
         self.admission.finished(self.watch.seen(), is_data.then_some(length.into()));
         self.release(index);
+    }
+
+    fn look_at_paths(&mut self) {
+        let second = if self.watch.phase().copies() { Direction::Write } else { Direction::Read };
+        let ends = self.driver.ends.iter().zip([Direction::Read, second]);
+        let bytes = ends.filter_map(|(end, direction)| end.in_flight(direction)).max();
+        self.admission.on_path(bytes.unwrap_or(0));
     }
 
     fn release(&mut self, index: usize) {

@@ -67,6 +67,9 @@ macro_rules! forward_endpoint {
         fn capability(&self) -> &$crate::Capability {
             self.inner.capability()
         }
+        fn in_flight(&self, direction: $crate::Direction) -> Option<u64> {
+            self.inner.in_flight(direction)
+        }
         fn extent(&mut self, offset: u64) -> $crate::Extent {
             self.inner.extent(offset)
         }

@@ -10,8 +10,8 @@ use super::backlog::{Backlog, Backoff};
 use super::clock::{Clock, Moment};
 use super::{Change, Link, Next, Peer, REPEATS_MAX, Report, Submitted, Verdict, WriteCache, ZERO_BYTES};
 use crate::{
-    Capability, Completion, Endpoint, Extent, Fingerprint, Identity, Inspect, IoError, IoErrorKind, Kind,
-    OpenError, Request, State,
+    Capability, Completion, Direction, Endpoint, Extent, Fingerprint, Identity, Inspect, IoError,
+    IoErrorKind, Kind, OpenError, Request, State,
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -494,6 +494,10 @@ impl<P: Peer> Endpoint for Remote<P> {
 
     fn owners(&self, owners: &mut Vec<Owner>) {
         owners.extend([self.owner, self.clock.owner()]);
+    }
+
+    fn in_flight(&self, direction: Direction) -> Option<u64> {
+        self.peer.in_flight(direction).filter(|_| self.link_state == LinkState::Serving)
     }
 
     fn extent(&mut self, offset: u64) -> Extent {

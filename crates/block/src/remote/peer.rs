@@ -6,7 +6,7 @@ use std::time::Duration;
 use area::Span;
 use io::{Event, Io, Owner};
 
-use crate::{Capability, Extent, Identity, IoError, IoErrorKind, Kind, OpenError};
+use crate::{Capability, Direction, Extent, Identity, IoError, IoErrorKind, Kind, OpenError};
 
 /// One connection, from its first packet to its end.
 ///
@@ -135,6 +135,12 @@ pub trait Peer: Sized {
 
     /// Valid from [`Report::Ready`] on.
     fn capability(&self) -> &Capability;
+
+    /// As [`Endpoint::in_flight`](crate::Endpoint::in_flight).
+    fn in_flight(&self, direction: Direction) -> Option<u64> {
+        let _ = direction;
+        None
+    }
 
     /// The extent that contains `offset`; data where it is unknown.
     fn extent(&mut self, offset: u64) -> Extent {

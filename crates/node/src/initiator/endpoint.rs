@@ -25,6 +25,7 @@ use scsi::{Sense, Status};
 
 use super::cache::{self, Fate};
 use super::command::{self, Data};
+use super::distance::{Distance, write_rounds};
 use super::facts::{self, Known};
 use super::medium::IscsiMedium;
 use super::options::{Options, random_isid, resolve};
@@ -32,7 +33,7 @@ use super::refusal::{BUSY_TIME_MAX, damaged, is_transient, login_error, unverifi
 use super::route::Route;
 use super::same;
 use super::session::{Failure, Outcome, Session};
-use super::setup::{ANSWER_BYTES, Answer, Disk, Progress, Setup};
+use super::setup::{ANSWER_BYTES, Answer, Disk, Progress, Query, Setup};
 use super::trust::{Login, Portal};
 use super::url::Url;
 use crate::sealing::Protection;
@@ -46,8 +47,8 @@ pub(super) enum Ended {
     Interrupted,
 }
 
-/// A LUN across its successive sessions. [`Remote`] drives it. Each session logs in, then the disk is set up by one
-/// command at a time ([`Setup`]), then the session serves requests.
+/// A LUN across its successive sessions. [`Remote`] drives it. Each session logs in, then the disk is set up
+/// ([`Setup`]), then the session serves requests.
 pub(super) struct IscsiPeer {
     url: Url,
     options: Options,
@@ -60,13 +61,14 @@ pub(super) struct IscsiPeer {
     /// The set-up commands of this session; complete before it serves requests.
     setup: Setup,
     setup_again: Option<Duration>,
-    query: Option<(TaskId, Span)>,
+    queries: Vec<(TaskId, Query, Span)>,
     disk: Disk,
     capability: Capability,
     /// A command was sent whose answer may have reported a unit attention, and the answer did not arrive. The target
     /// reports each once, so those of a later session do not tell whether its cache survived.
     attention_missed: bool,
     known: Option<Known>,
+    distance: Distance,
     /// The target declined to seal and the policy permits that: the next login is not sealed.
     declined: bool,
     /// The one retry after a handshake that may have been damaged in transit has been used.
@@ -96,11 +98,12 @@ impl IscsiPeer {
             opened: false,
             setup: Setup::default(),
             setup_again: None,
-            query: None,
+            queries: Vec::new(),
             disk: Disk::default(),
             capability: command::unknown_capability(),
             attention_missed: false,
             known: None,
+            distance: Distance::new(Duration::ZERO),
             declined: false,
             tried_again: false,
             seal_refused: false,
@@ -130,7 +133,7 @@ impl IscsiPeer {
         let lost = matches!(failure, Failure::Lost(_));
         // Without a command the session has missed nothing, even if the target has seen it begin: what is not reported
         // remains pending, and POWER ON has precedence over I_T NEXUS LOSS (SAM-5 5.14).
-        self.attention_missed |= self.query.is_some() && self.setup.cache_survived().is_none();
+        self.attention_missed |= !self.queries.is_empty() && self.setup.cache_survived().is_none();
         Report::Failed { failure, lost }
     }
 
@@ -139,7 +142,14 @@ impl IscsiPeer {
         self.known = Some(Known { negotiated, protection, address });
         self.options.on_login(&Login { address, protection, next_key: session.next_key() });
         (self.tried_again, self.seal_refused) = (false, false);
-        self.send_query(io, session);
+        self.distance = Distance::new(io.now());
+        self.look_at_path(io, session);
+        self.send_queries(io, session);
+    }
+
+    fn look_at_path(&mut self, io: &Io, session: &Session) {
+        let round_trip = session.path().map(|path| path.round_trip);
+        self.distance.on_window(io.now(), round_trip);
     }
 
     fn cache_lost(&self, reports: &mut Vec<Report<Self>>) {
@@ -148,19 +158,27 @@ impl IscsiPeer {
         }
     }
 
-    /// Submits the next set-up command; retries later if there is no memory or the command window is full.
-    fn send_query(&mut self, io: &Io, session: &mut Session) {
-        let Some(cdb) = self.setup.query() else { return };
-        let (_, length) =
-            scsi::cdb::data_bytes(cdb.as_bytes(), 512).unwrap_or((scsi::cdb::Direction::None, 0));
-        let length = (length as u32).min(ANSWER_BYTES);
-        let command = command(self.lun, &cdb, command::direction_in(length), length);
-        self.query = io.pool().take(ANSWER_BYTES as usize).and_then(|buffer| {
-            let task = session.submit(command, Some(buffer.clone())).ok()?;
-            Some((task, buffer))
-        });
-        if self.query.is_none() {
-            self.query_later(io);
+    /// Submits set-up commands; the rest later if there is no memory or the command window is full.
+    fn send_queries(&mut self, io: &Io, session: &mut Session) {
+        while let Some((query, cdb)) = self.setup.next() {
+            let (_, length) =
+                scsi::cdb::data_bytes(cdb.as_bytes(), 512).unwrap_or((scsi::cdb::Direction::None, 0));
+            let length = (length as u32).min(ANSWER_BYTES);
+            let command = command(self.lun, &cdb, command::direction_in(length), length);
+            let command = Command { attribute: query.attribute(), ..command };
+            let submitted = io.pool().take(ANSWER_BYTES as usize).and_then(|buffer| {
+                let task = session.submit(command, Some(buffer.clone())).ok()?;
+                Some((task, query, buffer))
+            });
+            let Some(submitted) = submitted else {
+                self.setup.unasked(query);
+                // The answer to a command that was sent leads here again.
+                if self.queries.is_empty() {
+                    self.query_later(io);
+                }
+                return;
+            };
+            self.queries.push(submitted);
         }
     }
 
@@ -172,11 +190,11 @@ impl IscsiPeer {
         &mut self,
         io: &Io,
         session: &mut Session,
-        answer: &Answer<'_>,
+        (query, answer): (Query, &Answer<'_>),
         reports: &mut Vec<Report<Self>>,
     ) {
         let before = self.setup.cache_survived();
-        let progress = self.setup.answer(answer);
+        let progress = self.setup.answer(query, answer);
         let after = self.setup.cache_survived();
         if before != after {
             let missed = std::mem::take(&mut self.attention_missed);
@@ -185,8 +203,8 @@ impl IscsiPeer {
             }
         }
         match progress {
-            Ok(Progress::Query) if self.setup.query().is_some() => self.send_query(io, session),
-            Ok(Progress::Query) => reports.push(match self.set_up() {
+            Ok(Progress::Query) => self.send_queries(io, session),
+            Ok(Progress::Complete) => reports.push(match self.set_up() {
                 Ok(()) => Report::Ready,
                 Err(error) => Report::Refused(self.refused(error)),
             }),
@@ -215,8 +233,10 @@ impl IscsiPeer {
         Ok(())
     }
 
-    fn take_query(&mut self, task: TaskId) -> Option<Span> {
-        self.query.take_if(|(current, _)| *current == task).map(|(_, buffer)| buffer)
+    fn take_query(&mut self, task: TaskId) -> Option<(Query, Span)> {
+        let index = self.queries.iter().position(|(current, ..)| *current == task)?;
+        let (_, query, buffer) = self.queries.swap_remove(index);
+        Some((query, buffer))
     }
 }
 
@@ -232,7 +252,7 @@ impl Peer for IscsiPeer {
     }
 
     fn connect(&mut self, io: &mut Io, owner: Owner, incarnation: u32) -> Result<Session, Report<Self>> {
-        (self.setup, self.setup_again, self.query) = (Setup::default(), None, None);
+        (self.setup, self.setup_again, self.queries) = (Setup::default(), None, Vec::new());
         let address = self.route.address();
         let login = self.options.login(self.url.target.as_deref(), self.isid);
         let login = login.map_err(|error| Report::Refused(self.refused(error)))?;
@@ -275,14 +295,18 @@ impl Peer for IscsiPeer {
         match outcome {
             Outcome::LoggedIn(negotiated) => self.on_login(io, session, negotiated),
             Outcome::Completed { task, status, sense, moved } => {
-                if let Some(buffer) = self.take_query(task) {
+                if let Some((query, buffer)) = self.take_query(task) {
                     let data = &buffer.as_slice()[..(moved as usize).min(buffer.len())];
-                    return self.on_answer(io, session, &Answer { status, sense, data }, reports);
+                    return self.on_answer(io, session, (query, &Answer { status, sense, data }), reports);
                 }
                 self.tap.remove_outstanding();
                 let is_good = status == Status::Good as u8;
                 if !is_good && sense.as_ref().map(cache::fate) == Some(Fate::Lost) {
                     self.cache_lost(reports);
+                }
+                self.distance.on_end(task.index(), moved);
+                if self.distance.is_due(io.now()) {
+                    self.look_at_path(io, session);
                 }
                 reports.push(Report::Ended {
                     task: task.index(),
@@ -290,12 +314,14 @@ impl Peer for IscsiPeer {
                 });
             }
             Outcome::Interrupted { task, was_sent } => match self.take_query(task) {
-                Some(_) => {
+                Some((query, _)) => {
                     self.attention_missed |= was_sent && self.setup.cache_survived().is_none();
-                    self.send_query(io, session);
+                    self.setup.unasked(query);
+                    self.send_queries(io, session);
                 }
                 None => {
                     self.tap.remove_outstanding();
+                    self.distance.on_end(task.index(), 0);
                     reports.push(Report::Ended { task: task.index(), answer: Ended::Interrupted });
                 }
             },
@@ -389,7 +415,7 @@ impl Peer for IscsiPeer {
         if self.setup_again.take_if(|at| *at <= io.now()).is_some()
             && let Some(session) = session
         {
-            self.send_query(io, session);
+            self.send_queries(io, session);
         }
         false
     }
@@ -420,6 +446,9 @@ impl Peer for IscsiPeer {
         let command = command(self.lun, &step.cdb, step.direction, length);
         let Ok(task) = session.submit(command, buffer) else { return Submitted::NotNow };
         self.tap.add_outstanding();
+        let keys = self.known.as_ref().filter(|_| step.direction == Direction::Out);
+        let rounds = keys.map(|known| write_rounds(&known.negotiated, length));
+        self.distance.on_submit(task.index(), length, rounds);
         let is_volatile = command::is_volatile(kind, &self.disk);
         let is_last = command::is_last(kind, done, step.bytes, &self.disk);
         Submitted::Task(task.index(), Effect { bytes: step.bytes, is_volatile, is_last })
@@ -458,6 +487,13 @@ impl Peer for IscsiPeer {
 
     fn capability(&self) -> &Capability {
         &self.capability
+    }
+
+    fn in_flight(&self, direction: block::Direction) -> Option<u64> {
+        Some(match direction {
+            block::Direction::Read => self.distance.of_reads(),
+            block::Direction::Write => self.distance.of_writes(),
+        })
     }
 
     fn identity(&self) -> Identity {

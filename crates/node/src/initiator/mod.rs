@@ -8,6 +8,7 @@ mod ahead;
 mod cache;
 mod command;
 mod discover;
+mod distance;
 mod endpoint;
 mod enquire;
 mod facts;

@@ -18,11 +18,11 @@ pub struct Probed {
 /// Runs the set-up of a disk. `answer` returns SCSI status, sense data and data-in for a CDB.
 pub fn probe(mut answer: impl FnMut(&Cdb) -> (u8, Vec<u8>, Vec<u8>)) -> Result<Probed, String> {
     let mut setup = Setup::default();
-    while let Some(cdb) = setup.query() {
+    while let Some((query, cdb)) = setup.next() {
         let (status, sense, mut data) = answer(&cdb);
         data.truncate(setup::ANSWER_BYTES as usize);
         let answer = Answer { status, sense: Sense::parse(&sense), data: &data };
-        setup.answer(&answer).map_err(|error| error.to_string())?;
+        setup.answer(query, &answer).map_err(|error| error.to_string())?;
     }
     let capability = command::capability(&setup.disk, false, 32)?;
     Ok(Probed { disk: setup.disk, capability })

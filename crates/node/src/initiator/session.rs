@@ -226,6 +226,14 @@ impl Session {
         let _ = self.machine.task_management(TmFunction::AbortTask, lun, Some(task));
     }
 
+    /// One system call; `None` while there is no connection.
+    pub(super) fn path(&self) -> Option<io::Path> {
+        match &self.state {
+            State::Up(stream) => stream.path(),
+            _ => None,
+        }
+    }
+
     pub(super) fn transferred(&self) -> (u64, u64) {
         match &self.state {
             State::Up(stream) => (stream.counters().received, stream.counters().sent),

@@ -1,6 +1,7 @@
-//! The set-up of a disk: one command at a time queries its properties.
+//! The set-up of a disk: commands that query its properties, as many at a time as possible.
 
 use block::OpenError;
+use iscsi::wire::Attribute;
 use scsi::capacity::Capacity;
 use scsi::cdb::{self, Cdb};
 use scsi::inquiry::{self, BlockLimits, DesignatorId, Provisioning, Standard};
@@ -30,39 +31,55 @@ pub(super) struct Disk {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Query {
+pub(super) enum Query {
+    /// A TEST UNIT READY that takes the unit attention of a new session, so that no other command has to be repeated.
+    Attention,
     Ready,
     Standard,
     Pages,
+    Capacity16,
+    Mode6,
     Serial,
     Designators,
     Limits,
     Characteristics,
     Provisioning,
-    Capacity16,
     Capacity10,
-    Mode6,
 }
 
-const ORDER: [Query; 11] = [
+const QUERIES: [Query; 12] = [
+    Query::Attention,
     Query::Ready,
     Query::Standard,
     Query::Pages,
+    Query::Capacity16,
+    Query::Mode6,
     Query::Serial,
     Query::Designators,
     Query::Limits,
     Query::Characteristics,
     Query::Provisioning,
-    Query::Capacity16,
     Query::Capacity10,
-    Query::Mode6,
 ];
 
-/// The set-up as a machine: `query` gives the next command, `answer` takes its result.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Step {
+    #[default]
+    Open,
+    Asked,
+    Done,
+}
+
+/// The set-up as a machine: `next` gives a command to be sent, `answer` takes its result.
+///
+/// All commands go out together, so that the set-up takes one round trip. The list of the pages of vital product data
+/// decides which of the pages count: a target may answer those that it lacks as it likes. One that is busy gets the
+/// commands one by one, and is asked only for pages that it has.
 #[derive(Debug, Default)]
 pub(super) struct Setup {
-    at: usize,
-    retries: u32,
+    steps: [Step; QUERIES.len()],
+    retries: [u32; QUERIES.len()],
+    one_by_one: bool,
     /// What unit attentions implied for the target's cache.
     kept: bool,
     lost: bool,
@@ -81,46 +98,87 @@ pub(super) struct Answer<'a> {
 
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Progress {
+    /// Send what `next` gives.
     Query,
-    /// Repeat the command after a pause.
+    /// Ask again after a pause.
     Pause,
+    Complete,
 }
 
 impl Setup {
-    /// The next set-up command; `None` when the set-up is complete.
-    pub(super) fn query(&self) -> Option<Cdb> {
-        let allocation = ANSWER_BYTES as u16;
-        Some(match ORDER.get(self.at)? {
-            Query::Ready => cdb::test_unit_ready(),
-            Query::Standard => cdb::inquiry(None, 255),
-            Query::Pages => cdb::inquiry(Some(0x00), 255),
-            Query::Serial => cdb::inquiry(Some(0x80), 255),
-            Query::Designators => cdb::inquiry(Some(0x83), allocation),
-            Query::Limits => cdb::inquiry(Some(0xB0), 64),
-            Query::Characteristics => cdb::inquiry(Some(0xB1), 64),
-            Query::Provisioning => cdb::inquiry(Some(0xB2), 255),
-            Query::Capacity16 => cdb::read_capacity_16(32),
-            Query::Capacity10 => cdb::read_capacity_10(),
-            Query::Mode6 => cdb::mode_sense_6(0x3F, 255),
-        })
+    /// The next command; `None` until an answer arrives, and when the set-up is complete.
+    pub(super) fn next(&mut self) -> Option<(Query, Cdb)> {
+        if self.one_by_one && self.steps.contains(&Step::Asked) {
+            return None;
+        }
+        let query =
+            *QUERIES.iter().find(|query| self.step(**query) == Step::Open && self.may_ask(**query))?;
+        self.steps[query as usize] = Step::Asked;
+        Some((query, query.cdb()))
+    }
+
+    /// A command of `next` was not sent, or ended without an answer: it is open again.
+    pub(super) fn unasked(&mut self, query: Query) {
+        self.steps[query as usize] = Step::Open;
+    }
+
+    fn step(&self, query: Query) -> Step {
+        self.steps[query as usize]
+    }
+
+    fn is_done(&self, query: Query) -> bool {
+        self.step(query) == Step::Done
+    }
+
+    fn is_complete(&self) -> bool {
+        let is_over = |query: &Query| {
+            self.is_done(*query) || (!self.is_needed(*query) && self.step(*query) == Step::Open)
+        };
+        [Query::Pages, Query::Capacity16].map(|query| self.is_done(query)) == [true; 2]
+            && QUERIES.iter().all(is_over)
+    }
+
+    fn may_ask(&self, query: Query) -> bool {
+        match query {
+            Query::Attention | Query::Ready => true,
+            // What was refused while the unit was not ready is asked again when it is.
+            Query::Standard | Query::Pages | Query::Capacity16 | Query::Mode6 => {
+                self.retries[query as usize] == 0 || self.is_done(Query::Ready)
+            }
+            Query::Capacity10 => {
+                let is_known = self.is_done(Query::Ready) && self.is_done(Query::Capacity16);
+                is_known && self.is_needed(query)
+            }
+            _ if !self.one_by_one && self.retries[query as usize] == 0 => true,
+            _ => self.is_done(Query::Pages) && self.is_needed(query),
+        }
     }
 
     /// Whether data acknowledged on an earlier session is still in the cache; `None` until the disk has reported all
-    /// pending unit attentions.
+    /// pending unit attentions: [`Query::Ready`] has ended with GOOD. INQUIRY reports none (SPC-4 5.14), and the others
+    /// are ordered behind it.
     pub(super) fn cache_survived(&self) -> Option<bool> {
-        (self.lost || self.at > 0).then_some(self.kept && !self.lost)
+        (self.lost || self.is_done(Query::Ready)).then_some(self.kept && !self.lost)
     }
 
-    pub(super) fn answer(&mut self, answer: &Answer<'_>) -> Result<Progress, OpenError> {
+    pub(super) fn answer(&mut self, query: Query, answer: &Answer<'_>) -> Result<Progress, OpenError> {
         let good = answer.status == Status::Good as u8;
         let busy = [Status::Busy as u8, Status::TaskSetFull as u8].contains(&answer.status);
         let key = answer.sense.as_ref().map(|sense| sense.key);
         let fate = answer.sense.as_ref().map_or(Fate::Unsaid, cache::fate);
         self.kept |= fate == Fate::Kept;
         self.lost |= fate == Fate::Lost;
+        if query == Query::Attention {
+            self.one_by_one |= busy;
+            self.steps[query as usize] = Step::Done;
+            return Ok(Progress::Query);
+        }
         if busy || key == Some(SenseKey::UnitAttention) || is_becoming_ready(answer.sense.as_ref()) {
-            self.retries += 1;
-            if self.retries > RETRIES_MAX {
+            self.unasked(query);
+            self.one_by_one |= busy;
+            let retries = &mut self.retries[query as usize];
+            *retries += 1;
+            if *retries > RETRIES_MAX {
                 return Err(OpenError::Unreachable(format!(
                     "the LUN does not become ready: {}",
                     status_text(answer)
@@ -128,32 +186,43 @@ impl Setup {
             }
             return Ok(if key == Some(SenseKey::UnitAttention) { Progress::Query } else { Progress::Pause });
         }
-        let query = ORDER[self.at];
         if good {
             self.take(query, answer.data);
         }
+        self.judge(query, answer)?;
+        self.steps[query as usize] = Step::Done;
+        if !self.is_complete() {
+            return Ok(Progress::Query);
+        }
+        self.forget_unlisted();
+        Ok(Progress::Complete)
+    }
+
+    /// Whether an answer ends the set-up.
+    fn judge(&self, query: Query, answer: &Answer<'_>) -> Result<(), OpenError> {
+        let good = answer.status == Status::Good as u8;
+        let key = answer.sense.as_ref().map(|sense| sense.key);
         match query {
             // A removable disk without medium, or a stopped disk.
             Query::Ready if !good && key == Some(SenseKey::NotReady) => {
-                return Err(OpenError::Missing(format!("the LUN is not ready: {}", status_text(answer))));
+                Err(OpenError::Missing(format!("the LUN is not ready: {}", status_text(answer))))
             }
             Query::Ready if answer.status == Status::ReservationConflict as u8 => {
-                return Err(OpenError::Refused("another initiator has reserved the LUN".into()));
+                Err(OpenError::Refused("another initiator has reserved the LUN".into()))
             }
             Query::Ready if !good && answer.sense.as_ref().is_some_and(is_no_unit) => {
-                return Err(OpenError::Missing("the target has no such LUN".into()));
+                Err(OpenError::Missing("the target has no such LUN".into()))
             }
             Query::Standard => match &self.disk.standard {
                 Some(standard) if standard.qualifier != 0 => {
-                    let text = "the target has no such LUN";
-                    return Err(OpenError::Missing(text.into()));
+                    Err(OpenError::Missing("the target has no such LUN".into()))
                 }
-                Some(standard) if standard.is_disk() => {}
+                Some(standard) if standard.is_disk() => Ok(()),
                 Some(standard) => {
                     let text = format!("the LUN is no disk (SCSI device type {:02X}h)", standard.device_type);
-                    return Err(OpenError::Usage(text));
+                    Err(OpenError::Usage(text))
                 }
-                None => return Err(OpenError::Failed(format!("INQUIRY: {}", status_text(answer)))),
+                None => Err(OpenError::Failed(format!("INQUIRY: {}", status_text(answer)))),
             },
             Query::Capacity10 if self.disk.capacity.is_none() => {
                 let why = match good {
@@ -161,34 +230,44 @@ impl Setup {
                     true => format!("GOOD, but without a size in its {} bytes", answer.data.len()),
                     false => status_text(answer),
                 };
-                return Err(OpenError::Failed(format!("READ CAPACITY: {why}")));
+                Err(OpenError::Failed(format!("READ CAPACITY: {why}")))
             }
-            _ => {}
+            _ => Ok(()),
         }
-        self.at += 1;
-        while ORDER.get(self.at).is_some_and(|query| self.is_needless(*query)) {
-            self.at += 1;
-        }
-        Ok(Progress::Query)
     }
 
-    fn is_needless(&self, query: Query) -> bool {
+    /// Drops what was said of pages that the unit does not list.
+    fn forget_unlisted(&mut self) {
+        let unlisted = |query| !self.is_needed(query);
+        let without =
+            [Query::Serial, Query::Designators, Query::Limits, Query::Characteristics, Query::Provisioning]
+                .map(unlisted);
+        let disk = &mut self.disk;
+        let [serial, designator, limits, rotational, provisioning] = without;
+        disk.serial.take_if(|_| serial);
+        disk.designator.take_if(|_| designator);
+        disk.limits.take_if(|_| limits);
+        disk.provisioning.take_if(|_| provisioning);
+        disk.rotational &= !rotational;
+    }
+
+    fn is_needed(&self, query: Query) -> bool {
         let page = match query {
             Query::Serial => 0x80,
             Query::Designators => 0x83,
             Query::Limits => 0xB0,
             Query::Characteristics => 0xB1,
             Query::Provisioning => 0xB2,
-            Query::Capacity10 => return self.disk.capacity.is_some(),
-            _ => return false,
+            Query::Capacity10 => return self.disk.capacity.is_none(),
+            _ => return true,
         };
-        !self.pages.contains(&page)
+        self.pages.contains(&page)
     }
 
     fn take(&mut self, query: Query, data: &[u8]) {
         let disk = &mut self.disk;
         match query {
-            Query::Ready => {}
+            Query::Attention | Query::Ready => {}
             Query::Standard => disk.standard = Standard::parse(data),
             Query::Pages => {
                 self.pages = inquiry::supported_pages(data).map(<[u8]>::to_vec).unwrap_or_default();
@@ -214,6 +293,33 @@ impl Setup {
                     disk.write_cache = mode.caching().is_none_or(|caching| caching.write_cache);
                 }
             }
+        }
+    }
+}
+
+impl Query {
+    /// What could report a unit attention in place of TEST UNIT READY waits for that (SAM-5 8.6.3).
+    pub(super) fn attribute(self) -> Attribute {
+        match self {
+            Self::Capacity16 | Self::Capacity10 | Self::Mode6 => Attribute::Ordered,
+            _ => Attribute::Simple,
+        }
+    }
+
+    fn cdb(self) -> Cdb {
+        let allocation = ANSWER_BYTES as u16;
+        match self {
+            Self::Attention | Self::Ready => cdb::test_unit_ready(),
+            Self::Standard => cdb::inquiry(None, 255),
+            Self::Pages => cdb::inquiry(Some(0x00), 255),
+            Self::Serial => cdb::inquiry(Some(0x80), 255),
+            Self::Designators => cdb::inquiry(Some(0x83), allocation),
+            Self::Limits => cdb::inquiry(Some(0xB0), 64),
+            Self::Characteristics => cdb::inquiry(Some(0xB1), 64),
+            Self::Provisioning => cdb::inquiry(Some(0xB2), 255),
+            Self::Capacity16 => cdb::read_capacity_16(32),
+            Self::Capacity10 => cdb::read_capacity_10(),
+            Self::Mode6 => cdb::mode_sense_6(0x3F, 255),
         }
     }
 }
@@ -268,20 +374,87 @@ fn print(id: &DesignatorId) -> String {
 mod tests {
     use super::*;
 
+    fn good(setup: &mut Setup, query: Query, data: &[u8]) -> Result<Progress, OpenError> {
+        setup.answer(query, &Answer { status: Status::Good as u8, sense: None, data })
+    }
+
+    fn asked(setup: &mut Setup) -> Vec<Query> {
+        std::iter::from_fn(|| setup.next()).map(|(query, _)| query).collect()
+    }
+
+    const STANDARD: [u8; 36] = [0; 36];
+    const CAPACITY_16: [u8; 32] = {
+        let mut data = [0; 32];
+        (data[7], data[10]) = (7, 2);
+        data
+    };
+
+    /// All but READ CAPACITY (10).
+    const FIRST: &[Query] = QUERIES.split_at(QUERIES.len() - 1).0;
+
+    #[test]
+    fn the_set_up_takes_one_round_trip() {
+        let mut setup = Setup::default();
+        assert_eq!(asked(&mut setup), FIRST);
+        let sense = Some(Sense::new(SenseKey::UnitAttention, 0x29, 0x07));
+        let attention = Answer { status: Status::CheckCondition as u8, sense, data: &[] };
+        assert_eq!(setup.answer(Query::Attention, &attention).unwrap(), Progress::Query);
+        for query in &FIRST[1..] {
+            assert_eq!(asked(&mut setup), []);
+            let data: &[u8] = match query {
+                Query::Standard => &STANDARD,
+                Query::Pages => &[0, 0, 0, 2, 0x00, 0x83],
+                Query::Capacity16 => &CAPACITY_16,
+                // A page that the unit does not list: ten characters.
+                Query::Serial => b"\0\x80\0\x0a0123456789",
+                _ => &[],
+            };
+            let is_last = *query == Query::Provisioning;
+            let expected = if is_last { Progress::Complete } else { Progress::Query };
+            assert_eq!(good(&mut setup, *query, data).unwrap(), expected, "{query:?}");
+        }
+        assert_eq!((asked(&mut setup), setup.disk.serial.clone()), (vec![], None));
+        assert_eq!(setup.cache_survived(), Some(true));
+    }
+
+    #[test]
+    fn what_a_busy_target_refuses_is_asked_one_by_one() {
+        let mut setup = Setup::default();
+        let refused = asked(&mut setup);
+        for query in &refused[2..] {
+            let answer = Answer { status: Status::TaskSetFull as u8, sense: None, data: &[] };
+            assert_eq!(setup.answer(*query, &answer).unwrap(), Progress::Pause);
+        }
+        assert_eq!(asked(&mut setup), [], "until the unit is ready");
+        good(&mut setup, Query::Attention, &[]).unwrap();
+        good(&mut setup, Query::Ready, &[]).unwrap();
+        let again = [Query::Standard, Query::Pages, Query::Capacity16, Query::Mode6, Query::Designators];
+        for query in again {
+            assert_eq!(asked(&mut setup), [query]);
+            let data: &[u8] = match query {
+                Query::Capacity16 => &CAPACITY_16,
+                Query::Pages => &[0, 0, 0, 2, 0x00, 0x83],
+                _ => &STANDARD,
+            };
+            good(&mut setup, query, data).unwrap();
+        }
+        assert!(setup.is_complete());
+    }
+
     #[test]
     fn a_capacity_that_cannot_be_is_named() {
         let endless = [&u64::MAX.to_be_bytes()[..], &512u32.to_be_bytes()].concat();
-        let good = |data: &[u8], setup: &mut Setup| {
-            setup.answer(&Answer { status: Status::Good as u8, sense: None, data }).map(drop)
-        };
-        let capacity_16 = ORDER.iter().position(|query| *query == Query::Capacity16).unwrap();
         for (long, short, words) in [
             (&endless[..], &[0xff, 0xff, 0xff, 0xff, 0, 0, 2, 0][..], "reports 2^64 blocks"),
             (&[], &[0xff; 7], "without a size in its 7 bytes"),
         ] {
-            let mut setup = Setup { at: capacity_16, ..Setup::default() };
-            good(long, &mut setup).unwrap();
-            let error = good(short, &mut setup).unwrap_err();
+            let mut setup = Setup::default();
+            asked(&mut setup);
+            good(&mut setup, Query::Attention, &[]).unwrap();
+            good(&mut setup, Query::Ready, &[]).unwrap();
+            good(&mut setup, Query::Capacity16, long).unwrap();
+            assert_eq!(asked(&mut setup), [Query::Capacity10]);
+            let error = good(&mut setup, Query::Capacity10, short).unwrap_err();
             assert!(error.to_string().contains(words), "{error}");
         }
     }
@@ -299,13 +472,23 @@ mod tests {
             (&[(0x29, 0x07), (0x29, 0x01)], false),
             (&[(0x28, 0x00), (0x29, 0x07)], false),
         ] {
+            // Each attention is reported once, to any command but INQUIRY.
             let mut setup = Setup::default();
-            for (asc, ascq) in attentions {
+            asked(&mut setup);
+            let (first, others) = match attentions {
+                [] => (None, attentions),
+                [first, others @ ..] => (Some(*first), others),
+            };
+            let attentions_of = |(asc, ascq): (u8, u8)| Some(Sense::new(SenseKey::UnitAttention, asc, ascq));
+            let mut report = |query, attention: Option<(u8, u8)>| {
                 assert_ne!(setup.cache_survived(), Some(true), "more may come");
-                let sense = Some(Sense::new(SenseKey::UnitAttention, *asc, *ascq));
-                setup.answer(&Answer { status: Status::CheckCondition as u8, sense, data: &[] }).unwrap();
-            }
-            setup.answer(&Answer { status: Status::Good as u8, sense: None, data: &[] }).unwrap();
+                let sense = attention.and_then(attentions_of);
+                let status = if sense.is_some() { Status::CheckCondition } else { Status::Good } as u8;
+                setup.answer(query, &Answer { status, sense, data: &[] }).unwrap();
+            };
+            report(Query::Attention, first);
+            others.iter().for_each(|attention| report(Query::Ready, Some(*attention)));
+            report(Query::Ready, None);
             assert_eq!(setup.cache_survived(), Some(survived), "{attentions:?}");
         }
     }

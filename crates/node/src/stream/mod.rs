@@ -12,6 +12,7 @@ use seal::Channel;
 
 use crate::reassembly::{Advance, Reassembly};
 use sealed::Sealed;
+use send_buffer::SendBuffer;
 use tls::Tls;
 
 pub(crate) mod buffer;
@@ -19,6 +20,7 @@ pub(crate) mod buffer;
 pub(crate) mod memory;
 mod plain;
 mod sealed;
+mod send_buffer;
 pub(crate) mod tls;
 mod transport;
 
@@ -56,6 +58,7 @@ pub(crate) struct Stream {
     receiving: bool,
     /// The queue of bytes to send; `None` while a send in flight owns it.
     outgoing: Option<Box<Outgoing>>,
+    send_buffer: SendBuffer,
     received: u64,
     sent: u64,
 }
@@ -113,6 +116,7 @@ impl Stream {
             reader,
             receiving: false,
             outgoing: Some(Box::default()),
+            send_buffer: SendBuffer::default(),
             received: 0,
             sent: 0,
         })
@@ -135,6 +139,11 @@ impl Stream {
     /// each byte once, in the pass that seals it; rustls seals its own copy.
     pub(crate) fn reader(&self) -> Reader {
         self.reader
+    }
+
+    /// One system call.
+    pub(crate) fn path(&self) -> Option<io::Path> {
+        self.transport.path()
     }
 
     pub(crate) fn tls_suite(&self) -> Option<&'static str> {
@@ -284,6 +293,17 @@ impl Stream {
         }
     }
 
+    fn grow_send_buffer(&mut self, now: Duration) {
+        let Some(bytes) = self.send_buffer.look(now, self.transport.path()) else { return };
+        let result = self.transport.force_send_buffer(bytes);
+        if let Err(error) = &result {
+            tracing::info!(
+                %error, "the send buffer ends at tcp_wmem, which this path exceeds: sysctl -w net.ipv4.tcp_wmem='4096 65536 {bytes}'"
+            );
+        }
+        self.send_buffer.on_grown(bytes, result.is_err());
+    }
+
     /// Gathers the machine's PDUs and sends them, unless a send is in flight. No PDU is added once `bytes` of payload
     /// are gathered. An error ends the connection; what was gathered before it is still sent.
     pub(crate) fn send(
@@ -312,6 +332,9 @@ impl Stream {
         if outgoing.is_empty() {
             self.outgoing = Some(outgoing);
         } else {
+            if self.send_buffer.is_due(now) {
+                self.grow_send_buffer(now);
+            }
             let token = self.token(Operation::Send);
             self.transport.send(io, token, outgoing);
         }

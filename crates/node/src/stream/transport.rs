@@ -2,7 +2,7 @@
 
 use area::Span;
 use block::Reader;
-use io::{Event, Handle, Incoming, Io, Item, Outgoing, Token};
+use io::{Event, Handle, Incoming, Io, Item, Outgoing, Path, Token};
 use rustix::net::{self, SendFlags, Shutdown};
 
 /// The destinations of a receive, in this order; at least one is present.
@@ -28,6 +28,17 @@ pub(crate) trait Transport {
 
     /// Whether the kernel or this process reads payload as it is sent. Called once.
     fn reader(&self) -> Reader;
+
+    /// `None` where there is no network.
+    fn path(&self) -> Option<Path> {
+        None
+    }
+
+    /// Lets the send buffer hold `bytes`; see [`io::force_send_buffer`].
+    fn force_send_buffer(&mut self, bytes: u64) -> std::io::Result<()> {
+        let _ = bytes;
+        Ok(())
+    }
 }
 
 pub(crate) struct Socket {
@@ -79,5 +90,13 @@ impl Transport for Socket {
 
     fn reader(&self) -> Reader {
         Reader::Kernel
+    }
+
+    fn path(&self) -> Option<Path> {
+        io::path(&self.handle)
+    }
+
+    fn force_send_buffer(&mut self, bytes: u64) -> std::io::Result<()> {
+        io::force_send_buffer(&self.handle, bytes)
     }
 }

@@ -1,0 +1,237 @@
+//! How many bytes are worth having in flight on the path to a target.
+//!
+//! A path of rate R and round-trip time T holds R x T bytes. R is the highest rate of the last [`WINDOWS`] round trips,
+//! as BBR estimates it. Twice as much is worth having: then R can double in each round trip, as TCP's window does in slow
+//! start, and where more bytes only wait longer R does not grow and the bound stays. A write beyond the first burst takes
+//! a round trip for each round of R2Ts before its data travels, and is worth as many times more.
+//!
+//! Until R is known it is [`START_RATE`]: a path is then filled from the first round trip on, whether its target takes
+//! that much or not.
+//!
+//! Pure: the input is when commands begin and end, and the kernel's round-trip time.
+
+use std::time::Duration;
+
+use iscsi::params::Negotiated;
+
+/// Rate of a path that was not measured yet, bytes per second: 1 Gbit/s.
+const START_RATE: f64 = 125e6;
+/// Measured windows of which the highest rate counts.
+const WINDOWS: usize = 10;
+/// Least length of a window, on paths with a shorter round trip.
+const WINDOW_MIN: Duration = Duration::from_millis(20);
+
+/// Bytes in flight and the rates of one session.
+#[derive(Debug)]
+pub(super) struct Distance {
+    round_trip: Duration,
+    /// Bytes per second of the last windows, in no order; `next` is the oldest.
+    rates: [f64; WINDOWS],
+    next: usize,
+    /// Bytes of each command in flight, by the number of its task.
+    commands: Vec<u32>,
+    in_flight: u64,
+    /// The present window: its start, the bytes that ended in it, and the fewest that were in flight.
+    since: Duration,
+    bytes: u64,
+    least: u64,
+    /// Round trips of the last write, the one with its data included.
+    write_rounds: u32,
+}
+
+impl Distance {
+    /// A new session at `now`.
+    pub(super) fn new(now: Duration) -> Self {
+        Self {
+            round_trip: Duration::ZERO,
+            rates: [START_RATE; WINDOWS],
+            next: 0,
+            commands: Vec::new(),
+            in_flight: 0,
+            since: now,
+            bytes: 0,
+            least: 0,
+            write_rounds: 1,
+        }
+    }
+
+    /// A command of `bytes` begins; `write_rounds`: the round trips that it takes, if it is a write.
+    pub(super) fn on_submit(&mut self, task: usize, bytes: u32, write_rounds: Option<u32>) {
+        if self.commands.len() <= task {
+            self.commands.resize(task + 1, 0);
+        }
+        self.commands[task] = bytes;
+        self.in_flight += u64::from(bytes);
+        self.write_rounds = write_rounds.unwrap_or(self.write_rounds);
+    }
+
+    /// A command ends, after so many bytes.
+    pub(super) fn on_end(&mut self, task: usize, moved: u32) {
+        let bytes = self.commands.get_mut(task).map_or(0, std::mem::take);
+        self.in_flight -= u64::from(bytes);
+        self.least = self.least.min(self.in_flight);
+        self.bytes += u64::from(moved);
+    }
+
+    /// Whether the present window ends: [`Self::on_window`] is to be called with the round-trip time.
+    pub(super) fn is_due(&self, now: Duration) -> bool {
+        now.saturating_sub(self.since) >= self.round_trip.max(WINDOW_MIN)
+    }
+
+    /// Ends a window. `round_trip`: the kernel's, `None` if unknown.
+    pub(super) fn on_window(&mut self, now: Duration, round_trip: Option<Duration>) {
+        let passed = now.saturating_sub(self.since).as_secs_f64();
+        // With few bytes in flight the submitter was the limit, and the path's rate is at least as high.
+        let is_path = self.least >= self.worth(1) / 2;
+        if passed > 0.0 {
+            let rate = self.bytes as f64 / passed;
+            if is_path || rate > self.rate() {
+                self.rates[self.next] = rate;
+                self.next = (self.next + 1) % WINDOWS;
+            }
+        }
+        self.round_trip = round_trip.unwrap_or_default();
+        (self.since, self.bytes, self.least) = (now, 0, self.in_flight);
+    }
+
+    fn rate(&self) -> f64 {
+        self.rates.iter().copied().fold(0.0, f64::max)
+    }
+
+    fn worth(&self, rounds: u32) -> u64 {
+        (2.0 * self.rate() * self.round_trip.as_secs_f64() * f64::from(rounds)) as u64
+    }
+
+    /// Bytes worth having in flight in reads.
+    pub(super) fn of_reads(&self) -> u64 {
+        self.worth(1)
+    }
+
+    /// Bytes worth having in flight in writes as long as the last one.
+    pub(super) fn of_writes(&self) -> u64 {
+        self.worth(self.write_rounds)
+    }
+}
+
+/// Round trips of a write of `bytes`: one with the data that is sent unasked, and one for each round of R2Ts (RFC 7143
+/// 11.8).
+pub(super) fn write_rounds(keys: &Negotiated, bytes: u32) -> u32 {
+    let unsolicited = match (keys.initial_r2t, keys.immediate_data) {
+        (false, _) => keys.first_burst_length,
+        (true, true) => keys.first_burst_length.min(keys.max_send_data_segment_length),
+        (true, false) => 0,
+    };
+    let round = keys.max_burst_length.saturating_mul(u32::from(keys.max_outstanding_r2t.max(1)));
+    1 + bytes.saturating_sub(unsolicited).div_ceil(round.max(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use iscsi::params::SessionType;
+
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+    const COMMAND: u32 = 1 << 20;
+
+    /// A path with a round-trip time, a bottleneck with a rate in bytes per second, and a submitter that keeps in flight
+    /// what is worth it, at least four commands. Returns the rate of each round trip.
+    fn run(round_trip: Duration, rate: f64, rounds: usize, bound: u64) -> Vec<f64> {
+        let mut distance = Distance::new(Duration::ZERO);
+        distance.on_window(Duration::ZERO, Some(round_trip));
+        let (mut now, mut free_at) = (Duration::ZERO, 0.0f64);
+        let mut flying = std::collections::VecDeque::new();
+        let (mut rates, mut task) = (Vec::new(), 0);
+        for _ in 0..rounds {
+            let end = now + round_trip;
+            let mut bytes = 0;
+            while now < end {
+                while (flying.len() as u64) < (distance.of_reads().min(bound) / u64::from(COMMAND)).max(4) {
+                    free_at = free_at.max(now.as_secs_f64()) + f64::from(COMMAND) / rate;
+                    flying.push_back((task, free_at + round_trip.as_secs_f64()));
+                    distance.on_submit(task, COMMAND, None);
+                    task = (task + 1) % 1024;
+                }
+                let (task, at) = flying.pop_front().expect("just submitted");
+                now = Duration::from_secs_f64(at);
+                distance.on_end(task, COMMAND);
+                bytes += u64::from(COMMAND);
+                if distance.is_due(now) {
+                    distance.on_window(now, Some(round_trip));
+                }
+            }
+            rates.push(bytes as f64 / round_trip.as_secs_f64());
+        }
+        rates
+    }
+
+    #[test]
+    fn a_path_is_filled_after_the_first_round_trip_and_stays_filled() {
+        for (round_trip, rate) in [(50, 117e6), (200, 117e6), (10, 1.2e9), (100, 580e6)] {
+            let rates = run(MS * round_trip, rate, 40, u64::MAX);
+            let late = rates[10..].iter().sum::<f64>() / 30.0;
+            assert!(late > 0.97 * rate, "{round_trip} ms: {late:e} of {rate:e}");
+        }
+    }
+
+    #[test]
+    fn on_a_slow_path_hardly_more_is_in_flight_than_it_holds() {
+        let mut distance = Distance::new(Duration::ZERO);
+        distance.on_window(Duration::ZERO, Some(MS * 50));
+        assert_eq!(distance.of_reads(), 12_500_000, "until it is measured");
+        for window in 1..=20u32 {
+            for task in 0..16 {
+                distance.on_submit(task, COMMAND, None);
+            }
+            // 1 MiB in a round trip: 21 MB/s.
+            distance.on_end(0, COMMAND);
+            distance.on_window(MS * 50 * window, Some(MS * 50));
+            distance.in_flight = 16 << 20;
+            distance.least = distance.in_flight;
+        }
+        assert_eq!(distance.of_reads(), 2 << 20);
+    }
+
+    #[test]
+    fn a_submitter_that_pauses_says_nothing_of_the_path() {
+        let mut distance = Distance::new(Duration::ZERO);
+        distance.on_window(Duration::ZERO, Some(MS * 50));
+        for window in 1..=20u32 {
+            distance.on_submit(0, 4096, None);
+            distance.on_end(0, 4096);
+            distance.on_window(MS * 50 * window, Some(MS * 50));
+        }
+        assert_eq!(distance.of_reads(), 12_500_000);
+    }
+
+    #[test]
+    fn without_a_network_nothing_is_worth_more() {
+        let mut distance = Distance::new(Duration::ZERO);
+        distance.on_window(MS, None);
+        assert_eq!((distance.of_reads(), distance.of_writes()), (0, 0));
+    }
+
+    #[test]
+    fn round_trips_of_a_write_rfc_7143_11_8() {
+        let defaults = Negotiated::defaults(SessionType::Normal);
+        let keys = |initial_r2t, immediate_data, first, burst, r2ts| Negotiated {
+            initial_r2t,
+            immediate_data,
+            first_burst_length: first,
+            max_burst_length: burst,
+            max_outstanding_r2t: r2ts,
+            max_send_data_segment_length: 8192,
+            ..defaults
+        };
+        for (keys, bytes, rounds) in [
+            (keys(true, true, 65_536, 262_144, 1), 4096, 1),
+            (keys(true, true, 65_536, 262_144, 1), 4 << 20, 17),
+            (keys(true, false, 65_536, 262_144, 1), 4096, 2),
+            (keys(false, true, 262_144, 16 << 20, 16), 1 << 20, 2),
+            (keys(false, true, 262_144, 262_144, 1), 256 << 10, 1),
+            (keys(false, true, 0, 0, 0), 512, 513),
+        ] {
+            assert_eq!(write_rounds(&keys, bytes), rounds, "{keys:?}, {bytes} bytes");
+        }
+    }
+}
