@@ -306,7 +306,8 @@ mod tests {
                 assert!(granularity == 4096 || bytes <= 12 << 10, "{bytes} bytes of {size_bytes}");
                 for (start, length) in &places {
                     let unit = u64::from(granularity);
-                    assert!(start % unit == 0 && *length as u64 % unit == 0 && *length > 0);
+                    let is_whole = (start | *length as u64).is_multiple_of(unit);
+                    assert!(is_whole && *length > 0);
                     assert!(start + *length as u64 <= size_bytes);
                 }
                 assert!(places.is_sorted());
