@@ -133,6 +133,8 @@ pub struct Surroundings {
     pub core: Option<usize>,
     /// The network namespace, by its name in `ip netns`.
     pub network: Option<String>,
+    /// Without the right to enlarge buffers of sockets beyond the sysctls.
+    pub without_net_admin: bool,
 }
 
 impl Surroundings {
@@ -157,6 +159,20 @@ impl Surroundings {
             // SAFETY: `enter` makes three system calls and allocates nothing.
             unsafe { command.pre_exec(move || enter(&path)) };
         }
+        if self.without_net_admin {
+            // SAFETY: it makes one system call and allocates nothing.
+            unsafe { command.pre_exec(drop_net_admin) };
+        }
+    }
+}
+
+/// The next program of root gets no CAP_NET_ADMIN.
+fn drop_net_admin() -> std::io::Result<()> {
+    const CAP_NET_ADMIN: libc::c_ulong = 12;
+    // SAFETY: a plain system call.
+    match unsafe { libc::prctl(libc::PR_CAPBSET_DROP, CAP_NET_ADMIN, 0, 0, 0) } {
+        0 => Ok(()),
+        _ => Err(std::io::Error::last_os_error()),
     }
 }
 

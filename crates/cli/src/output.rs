@@ -22,24 +22,42 @@ pub(crate) fn line(text: &str) {
 
 /// Prints a line that consists of `parts`.
 fn result<T: AsRef<str>>(parts: impl IntoIterator<Item = T>, is_json: bool) {
+    match write(parts) {
+        Ok(true) => {}
+        Ok(false) => std::process::exit(0),
+        Err(failure) => {
+            if is_json {
+                note_json(&failure.to_json());
+            } else {
+                note(&format!("error: {failure}"));
+            }
+            std::process::exit(failure.ending.code().into());
+        }
+    }
+}
+
+fn write<T: AsRef<str>>(parts: impl IntoIterator<Item = T>) -> Result<bool, Failure> {
     let mut stdout = io::stdout().lock();
     let written = parts
         .into_iter()
         .try_for_each(|part| stdout.write_all(part.as_ref().as_bytes()))
         .and_then(|()| stdout.write_all(b"\n"))
         .and_then(|()| stdout.flush());
-    let Err(error) = written else { return };
-    drop(stdout);
-    if error.kind() == io::ErrorKind::BrokenPipe {
-        std::process::exit(0);
+    match written {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => Err(Failure::failed("write", "the result to standard output", error)),
     }
-    let failure = Failure::failed("write", "the result to standard output", error);
-    if is_json {
-        note_json(&failure.to_json());
-    } else {
-        note(&format!("error: {failure}"));
-    }
-    std::process::exit(failure.ending.code().into());
+}
+
+/// As [`line`], for a command that has something to undo at its end. `false`: the reader has closed the pipe.
+pub(crate) fn try_line(text: &str) -> Result<bool, Failure> {
+    write([printable(text)])
+}
+
+/// As [`json`], for a command that has something to undo at its end. `false`: the reader has closed the pipe.
+pub(crate) fn try_json(value: &Value) -> Result<bool, Failure> {
+    write([printable_json(&value.to_string())])
 }
 
 /// Prints a line of the result on stdout; a closed stdout is ignored.

@@ -324,6 +324,20 @@ impl Drop for Terminal {
     }
 }
 
+/// A window that is closed, or a connection of ssh that is lost, ends the command.
+fn closed_terminal(context: &Context, place: &mut Place) -> Result<()> {
+    let portal = place.server.url.portal.clone();
+    let terminal = Terminal::start(context, place.dir.path(), &format!("{portal} --interval 2s"))?;
+    terminal.shows(&["hikyaku watch", "q quit"])?;
+    let pane = run(&mut terminal.tmux(&["list-panes", "-F", "#{pane_pid}"])?, LIMIT)?.success()?.stdout;
+    let pane = pane.trim();
+    let children = std::fs::read_to_string(format!("/proc/{pane}/task/{pane}/children"))?;
+    let pid = children.split_whitespace().next().context("the shell runs nothing")?;
+    drop(terminal);
+    wait_until(Duration::from_secs(5), || Ok(!Path::new(&format!("/proc/{pid}/exe")).exists()))
+        .with_context(|| format!("process {pid} goes on without its terminal"))
+}
+
 fn terminal(context: &Context, place: &mut Place) -> Result<()> {
     place.keep_copying(context)?;
     let portal = place.server.url.portal.clone();
@@ -415,6 +429,7 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
         ("interrupted", interrupted),
         ("recording", recording),
         ("terminal", terminal),
+        ("terminal-closed", closed_terminal),
         ("hostile-names", hostile_names),
         ("tuning-leaves-others-alone", tuning_leaves_others_alone),
     ];

@@ -108,7 +108,7 @@ impl<'a> Scene<'a> {
         let dir = scratch()?;
         // Written, not sparse: QEMU reads no holes.
         let image = random_file(dir.path().join("disk.img"), LUN_BYTES, 1)?;
-        let mut around = Surroundings::network(wan.side(1).name());
+        let mut around = surroundings(&wan, 1);
         around.variables = inject::variables(setup, 1, &programs.shim());
         let (target, url) = if setup.peers.has_tgt() {
             tgt(setup, &image, &around)?
@@ -228,7 +228,7 @@ impl<'a> Scene<'a> {
                 command
             }
         };
-        let mut around = Surroundings::network(self.wan.side(0).name());
+        let mut around = surroundings(&self.wan, 0);
         around.variables = inject::variables(self.setup, 0, &self.programs.shim());
         around.apply(&mut command);
         Ok(command)
@@ -253,6 +253,11 @@ impl<'a> Scene<'a> {
         ensure!(rate > 0.0, "nothing was moved: {}", output.text());
         Ok(rate)
     }
+}
+
+/// A side's namespace. Buffers are what the path's sysctls say: neither end enlarges its own.
+fn surroundings(wan: &Wan, side: usize) -> Surroundings {
+    Surroundings { without_net_admin: true, ..Surroundings::network(wan.side(side).name()) }
 }
 
 /// tgt in the target's namespace, with one LUN.

@@ -9,16 +9,18 @@ use serde_json::{Value, json};
 
 use super::engine::{Engine, figures};
 use super::own::Own;
+use crate::error::Failure;
 use crate::output;
 use crate::units::rounded;
 
-pub(super) fn print(engine: &Engine) {
+/// `false`: the reader has closed the pipe.
+pub(super) fn print(engine: &Engine) -> Result<bool, Failure> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
     for session in engine.sessions.all() {
         let Some(sample) = session.latest() else { continue };
         let kept = engine.kept(session);
         let verdict = kept.and_then(|kept| Some(judged(kept.verdict.as_ref()?, kept.own)));
-        output::json(&json!({
+        let is_read = output::try_json(&json!({
             "schema": output::SCHEMA,
             "time_unix_s": now,
             "session": about(session),
@@ -31,8 +33,12 @@ pub(super) fn print(engine: &Engine) {
             })),
             "events": engine.precise.json(session),
             "verdict": verdict,
-        }));
+        }))?;
+        if !is_read {
+            return Ok(false);
+        }
     }
+    Ok(true)
 }
 
 fn about(session: &Session) -> Value {

@@ -36,7 +36,9 @@ pub(super) fn run(
             context.remark(&super::none_yet(args));
         }
         if engine.is_due(line_next) {
-            print(context, args, engine);
+            if !print(context, args, engine)? {
+                return Ok(());
+            }
             // Each connection's end is printed once.
             engine.forget_ended();
             line_next = line_next.saturating_add(interval_ns).max(now_ns());
@@ -44,22 +46,31 @@ pub(super) fn run(
         std::thread::sleep(engine.pause().min(SLEEP_MAX).min(left(engine)));
     }
     // The last interval ends with the command.
-    if args.limit.is_some() && line_next.saturating_sub(now_ns()) < interval_ns / 2 {
-        print(context, args, engine);
+    let is_due = args.limit.is_some() && line_next.saturating_sub(now_ns()) < interval_ns / 2;
+    if (is_due && !print(context, args, engine)?) || args.json {
+        return Ok(());
     }
-    if !args.json {
-        summary(engine);
-    }
-    Ok(())
+    summary(engine)
 }
 
-fn print(context: &Context, args: &Args, engine: &Engine) {
+/// Prints what there is of each connection. `false`: the reader has closed the pipe.
+fn print(context: &Context, args: &Args, engine: &Engine) -> Result<bool, Failure> {
     if args.json {
-        json::print(engine);
-    } else if !context.quiet {
-        let lines = engine.sessions.all().iter().filter_map(|session| line(engine, session));
-        lines.for_each(|line| output::line(&line));
+        return json::print(engine);
     }
+    if context.quiet {
+        return Ok(true);
+    }
+    print_lines(engine.sessions.all().iter().filter_map(|session| line(engine, session)))
+}
+
+fn print_lines(lines: impl IntoIterator<Item = String>) -> Result<bool, Failure> {
+    for line in lines {
+        if !output::try_line(&line)? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 fn line(engine: &Engine, session: &Session) -> Option<String> {
@@ -89,14 +100,16 @@ fn fields(figures: &Figures) -> Vec<String> {
 }
 
 /// The verdict of each connection with what to type, or why it has none.
-pub(super) fn summary(engine: &mut Engine) {
+pub(super) fn summary(engine: &mut Engine) -> Result<(), Failure> {
     engine.conclude();
     for session in engine.sessions.all().iter().filter(|session| session.is_sampled()) {
-        let mut lines = words::verdict(engine, session).into_iter();
-        output::line(&format!("{}: {}", name(session), lines.next().unwrap_or_default()));
-        if let Some(sentence) = engine.precise.sentence(session) {
-            output::line(&format!("  {sentence}"));
+        let mut verdict = words::verdict(engine, session).into_iter();
+        let first = format!("{}: {}", name(session), verdict.next().unwrap_or_default());
+        let others = engine.precise.sentence(session).into_iter().chain(verdict);
+        let others = others.map(|line| format!("  {line}"));
+        if !print_lines(std::iter::once(first).chain(others))? {
+            break;
         }
-        lines.for_each(|line| output::line(&format!("  {line}")));
     }
+    Ok(())
 }

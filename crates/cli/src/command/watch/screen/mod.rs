@@ -12,6 +12,8 @@ use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::Line;
 use ratatui::widgets::{Paragraph, Wrap};
 use ratatui::{DefaultTerminal, Frame};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 
 use super::Args;
 use super::engine::Engine;
@@ -100,11 +102,12 @@ pub(super) fn run(
     for message in tuning.iter().flat_map(|tuning| &tuning.messages) {
         context.remark(message);
     }
-    lines::summary(engine);
+    let shown = lines::summary(engine);
     result.map_err(|error| match error {
         End::Failed(failure) => failure,
         End::Terminal(error) => failed(error),
-    })
+    })?;
+    shown
 }
 
 enum End {
@@ -136,7 +139,10 @@ fn draw_until_end(
             draw_next = Instant::now() + DRAW_INTERVAL;
         }
         let pause = engine.pause().min(draw_next.saturating_duration_since(Instant::now()));
-        if event::poll(pause).map_err(End::Terminal)? {
+        if !wait(pause).map_err(End::Terminal)? {
+            return Ok(());
+        }
+        if event::poll(Duration::ZERO).map_err(End::Terminal)? {
             match event::read().map_err(End::Terminal)? {
                 Event::Key(key) if !state.on_key(key, &ids) => return Ok(()),
                 Event::Key(_) | Event::Resize(..) => draw_next = Instant::now(),
@@ -145,6 +151,19 @@ fn draw_until_end(
         }
     }
     Ok(())
+}
+
+/// Waits for a key, a signal or the end of `pause`. `false`: the terminal is gone; the library that reads keys would read
+/// its end for ever.
+fn wait(pause: Duration) -> io::Result<bool> {
+    let pause = Timespec::try_from(pause).map_err(io::Error::other)?;
+    let terminal = io::stdout();
+    let mut about = [PollFd::new(&terminal, PollFlags::IN)];
+    match poll(&mut about, Some(&pause)) {
+        Ok(_) | Err(Errno::INTR) => {}
+        Err(error) => return Err(error.into()),
+    }
+    Ok(!about[0].revents().intersects(PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL))
 }
 
 fn draw(frame: &mut Frame<'_>, engine: &Engine, state: &State, tuning: Option<&Tuning>) {
