@@ -36,6 +36,8 @@ pub struct Options {
     /// Left and right edges; the first `sack_count` are valid.
     pub sacks: [(u32, u32); SACK_BLOCKS_MAX],
     pub sack_count: u8,
+    /// The snap length cut them: what is absent may have been there.
+    pub is_cut: bool,
 }
 
 /// A TCP segment; borrows from the reader's buffer until the next one is read.

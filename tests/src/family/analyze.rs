@@ -116,10 +116,33 @@ fn two(context: &Context) -> Result<()> {
     Ok(())
 }
 
+/// A capture of the first 60 bytes of each packet: no window scale, no iSCSI header.
+fn short(context: &Context) -> Result<()> {
+    let dir = scratch()?;
+    connection("iqn.2026-11.example:a", 80).save(&dir.path().join("whole.pcap"))?;
+    let whole = fs::read(dir.path().join("whole.pcap"))?;
+    let mut cut = whole[..24].to_vec();
+    let mut at = 24;
+    while at < whole.len() {
+        let kept = u32::from_le_bytes(whole[at + 8..at + 12].try_into()?);
+        cut.extend_from_slice(&whole[at..at + 8]);
+        cut.extend_from_slice(&kept.min(60).to_le_bytes());
+        cut.extend_from_slice(&whole[at + 12..at + 16 + kept.min(60) as usize]);
+        at += 16 + kept as usize;
+    }
+    fs::write(dir.path().join("short.pcap"), cut)?;
+    let value = run(context, dir.path(), &["short.pcap", "--json"])?.success()?.json()?;
+    let flow = &value["flows"][0];
+    ensure!(flow["verdict"]["confidence"].as_f64().is_some_and(|sure| sure <= 0.6), "{flow}");
+    let notes = flow["notes"].to_string() + &flow["verdict"]["notes"].to_string();
+    demand!(notes.contains("cuts off all iSCSI headers"), "{flow}")
+}
+
 pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
     cases.check("made-by-hand", || made_by_hand(context));
     cases.check("forms-and-hostile-names", || forms(context));
     cases.check("two-captures", || two(context));
+    cases.check("short-packets", || short(context));
     cases.check("mistakes", || inputs::mistakes(context));
     cases.check("standard-output", || inputs::standard_output(context));
     cases.check("results-appear-together", || inputs::together(context));

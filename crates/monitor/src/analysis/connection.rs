@@ -9,6 +9,11 @@ use crate::model::{Attribution, Evidence, Peers, advise, judge};
 use crate::series::Collector;
 use crate::view;
 
+/// Header of a PDU (RFC 7143 11.2.1).
+const HEADER_BYTES: u64 = 48;
+/// Confidence at most, where no header of a PDU can be seen.
+const GUESS: f64 = 0.6;
+
 /// Follows one connection: [`Connection::handle`] each event, then [`Connection::finish`].
 #[derive(Debug)]
 pub(super) struct Connection {
@@ -158,6 +163,9 @@ impl Connection {
             frames: flow.total(|counts| counts.packets),
         };
         let mut verdict = judge(&evidence);
+        if has_no_headers(flow) {
+            verdict.confidence = verdict.confidence.min(GUESS);
+        }
         let names = [view.initiator_name.as_deref(), view.target_name.as_deref()];
         let alias = flow.key(Side::Target, "TargetAlias");
         advise(&mut verdict, &evidence, &Peers::of_login(names[0], names[1], alias, &view.target));
@@ -183,6 +191,12 @@ fn unframed_bytes(flow: &Flow, sender: Side) -> Option<u64> {
     is_patchy.then_some(counts.bytes)
 }
 
+/// No PDU can be in the capture, whatever passed: the snap length leaves no header of one.
+fn has_no_headers(flow: &Flow) -> bool {
+    let kept = flow.counts.iter().map(|counts| counts.kept_bytes_max).max();
+    flow.total(|counts| counts.bytes) > 0 && kept < Some(HEADER_BYTES)
+}
+
 /// What could not be seen of the connection.
 fn notes(flow: &Flow, counts: &Counts) -> Vec<String> {
     let mut notes = Vec::new();
@@ -199,6 +213,10 @@ fn notes(flow: &Flow, counts: &Counts) -> Vec<String> {
     note(
         is_framed(Framing::Tls),
         "the session is within TLS: its PDUs cannot be read, what is said rests on TCP alone".to_owned(),
+    );
+    note(
+        has_no_headers(flow),
+        "the capture length cuts off all iSCSI headers, and what limits is a guess: capture again with tcpdump -s 256".to_owned(),
     );
     note(
         is_framed(Framing::Unframed) || is_framed(Framing::Searching) && counts.commands == 0,

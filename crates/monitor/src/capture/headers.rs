@@ -195,7 +195,7 @@ fn segment(packet: &[u8], internet: &Internet) -> Result<Header, Other> {
         ack: u32::from_be_bytes(four(header, 8)),
         flags: Flags(header[13]),
         window: two(header, 14),
-        options: options(&tcp[TCP_HEADER..bytes.min(tcp.len())]),
+        options: Options { is_cut: bytes > tcp.len(), ..options(&tcp[TCP_HEADER..bytes.min(tcp.len())]) },
         ip_id: internet.ip_id,
         hops: internet.hops,
         ecn: internet.ecn,

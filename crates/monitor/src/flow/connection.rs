@@ -217,6 +217,7 @@ impl Connection {
             is_answer: packet.flags.has(Flags::ACK),
             is_repeated: false,
             window_scale: packet.options.window_scale,
+            is_cut: packet.options.is_cut,
             mss: packet.options.mss,
             has_timestamps: packet.options.timestamps.is_some(),
         });
@@ -365,6 +366,7 @@ impl Connection {
         let packets = u64::from(bytes.div_ceil(u32::from(mss.max(1))));
         let counts = &mut self.counts[direction];
         counts.segments += packets;
+        counts.kept_bytes_max = counts.kept_bytes_max.max(packet.payload.len() as u64);
         counts.bytes += u64::from(bytes - placed.repeated_bytes);
         match placed.order {
             Order::Next => {}
@@ -431,7 +433,12 @@ impl Connection {
     /// Shift of the window of this direction's packets, if the handshake or the socket tells.
     fn scale(&self, direction: usize) -> Option<u8> {
         let Some(own) = self.halves[direction].syn else { return self.known_scales[direction] };
-        match (own.window_scale, self.halves[1 - direction].syn) {
+        let other = self.halves[1 - direction].syn;
+        let is_hidden = |syn: Syn| syn.is_cut && syn.window_scale.is_none();
+        if is_hidden(own) || other.is_some_and(is_hidden) {
+            return None;
+        }
+        match (own.window_scale, other) {
             // An answer has the option only if the first SYN had it.
             (Some(scale), Some(Syn { window_scale: Some(_), .. })) => Some(scale.min(WINDOW_SHIFT_MAX)),
             (Some(scale), None) if own.is_answer => Some(scale.min(WINDOW_SHIFT_MAX)),

@@ -53,6 +53,8 @@ pub(super) struct Syn {
     pub(super) is_answer: bool,
     pub(super) is_repeated: bool,
     pub(super) window_scale: Option<u8>,
+    /// The capture lacks a part of the options.
+    pub(super) is_cut: bool,
     pub(super) mss: Option<u16>,
     pub(super) has_timestamps: bool,
 }

@@ -105,6 +105,8 @@ pub struct Counts {
     pub pdus: u64,
     /// Bytes of PDUs whose headers were not captured.
     pub headers_unseen_bytes: u64,
+    /// Most payload that the snap length left of a packet.
+    pub kept_bytes_max: u64,
 }
 
 /// What is known of a connection. Arrays are by the end that sends: see [`Flow::of`].

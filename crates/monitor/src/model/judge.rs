@@ -1,7 +1,7 @@
 //! From evidence to a verdict.
 
 use super::predict::{self, NOTABLE};
-use super::{Cause, Evidence, Peers, Seconds, Verdict, advice, words};
+use super::{Cause, Evidence, Peers, Seconds, Source, Verdict, advice, words};
 
 /// A second limit is named from this part of the first one's share on.
 const CLOSE: f64 = 0.8;
@@ -26,6 +26,8 @@ const SMALL_BLOCK: u64 = 16 << 10;
 const SMALL_GAIN_MAX: f64 = 4.0;
 /// Least data for a verdict.
 const BYTES_MIN: u64 = 4096;
+/// Least time that is judged for a verdict without doubt: less may be a phase of the load.
+const TIME_SURE: f64 = 1.0;
 
 /// Names what limits the connection, as far as the evidence shows it.
 #[must_use]
@@ -73,7 +75,13 @@ pub fn judge(evidence: &Evidence) -> Verdict {
     let others = candidates(&evidence, first.0);
     let second = ranked.get(1).map_or(0.0, |second| second.1);
     let confidence = confidence(&evidence, first, second, &others);
+    let confidence = if is_short(&evidence) { confidence.min(SURE - 0.05) } else { confidence };
     verdict(&evidence, first.0, first.1, also, others, confidence)
+}
+
+/// Whether so little of a capture could be judged that it may be a phase of the load.
+pub(super) fn is_short(evidence: &Evidence) -> bool {
+    matches!(evidence.source, Source::Capture(_)) && evidence.waits.total() < TIME_SURE
 }
 
 /// Gives the verdict on this evidence the advice for these ends. [`judge`] gives that for ends that are not known.

@@ -1,5 +1,6 @@
 //! The verdict as one sentence.
 
+use super::judge::is_short;
 use super::{Cause, Evidence, Source, Verdict};
 use crate::event::{Side, Vantage};
 
@@ -198,6 +199,12 @@ pub(super) fn notes(evidence: &Evidence, verdict: &Verdict) -> Vec<String> {
         notes.push(format!(
             "The capture lacks {} that were received: not lost by the network.",
             bytes(evidence.path.capture_lost_bytes as f64)
+        ));
+    }
+    if is_short(evidence) && verdict.limit != Cause::Unknown {
+        notes.push(format!(
+            "Only {:.0} ms of the load could be judged, which may be a phase of it: capture at least 5 s.",
+            evidence.waits.total() * 1e3
         ));
     }
     if evidence.protocol.is_none() {

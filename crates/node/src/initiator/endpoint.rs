@@ -41,9 +41,9 @@ use crate::stream::GENERATION_MASK;
 
 const QUEUE_DEPTH: u32 = 32;
 
-/// `moved`: bytes of data transferred. `Interrupted`: ended without a status; the command may be sent again.
+/// `moved`: bytes of data transferred. `residual`: bytes more or fewer than that by the target's account. `Interrupted`: ended without a status; the command may be sent again.
 pub(super) enum Ended {
-    Status { status: u8, sense: Option<Sense>, moved: u32 },
+    Status { status: u8, sense: Option<Sense>, moved: u32, residual: u32 },
     Interrupted,
 }
 
@@ -294,7 +294,7 @@ impl Peer for IscsiPeer {
     ) {
         match outcome {
             Outcome::LoggedIn(negotiated) => self.on_login(io, session, negotiated),
-            Outcome::Completed { task, status, sense, moved } => {
+            Outcome::Completed { task, status, sense, moved, residual } => {
                 if let Some((query, buffer)) = self.take_query(task) {
                     let data = &buffer.as_slice()[..(moved as usize).min(buffer.len())];
                     return self.on_answer(io, session, (query, &Answer { status, sense, data }), reports);
@@ -310,7 +310,7 @@ impl Peer for IscsiPeer {
                 }
                 reports.push(Report::Ended {
                     task: task.index(),
-                    answer: Ended::Status { status, sense, moved },
+                    answer: Ended::Status { status, sense, moved, residual },
                 });
             }
             Outcome::Interrupted { task, was_sent } => match self.take_query(task) {
@@ -455,7 +455,7 @@ impl Peer for IscsiPeer {
     }
 
     fn judge(&mut self, kind: &Kind, bytes: u64, answer: Ended) -> Verdict {
-        let Ended::Status { status, sense, moved } = answer else {
+        let Ended::Status { status, sense, moved, residual } = answer else {
             return Verdict::Again("ended without a status".into());
         };
         let verdict = command::judge(status, sense.as_ref());
@@ -463,6 +463,12 @@ impl Peer for IscsiPeer {
             _ if !matches!(verdict, Verdict::Done) => return verdict,
             Kind::Write { .. } if u64::from(moved) < bytes => {
                 format!("the target answered GOOD after requesting only {moved} of {bytes} bytes")
+            }
+            // The command carried the data itself, not a pattern or a list.
+            Kind::Write { .. } | Kind::WriteZeroes { .. } if residual > 0 && u64::from(moved) == bytes => {
+                format!(
+                    "the target answered GOOD with a residual of {residual} of {bytes} bytes: it did not take them all"
+                )
             }
             Kind::Read { into, .. } if (moved as usize) < into.len() => {
                 format!("the target sent {moved} of {} bytes", into.len())
@@ -543,6 +549,29 @@ mod tests {
         assert_eq!(peer.advice().0, IoErrorKind::Refused);
         peer.on_outcome(&mut io, &mut session, Outcome::LoggedIn(negotiated), &mut Vec::new());
         assert_eq!(peer.advice().0, IoErrorKind::Unreachable);
+    }
+
+    #[test]
+    fn a_write_of_which_the_target_took_less_is_no_success() {
+        let io = Io::new(PoolLimits::default()).unwrap();
+        let url = Url::parse("iscsi://127.0.0.1/iqn.2026-11.example:a/0").unwrap();
+        let medium = IscsiMedium::new(url, Options::new("iqn.2026-11.example:b"), false).unwrap();
+        let mut peer = IscsiPeer::new(&medium).unwrap();
+        let from = io.pool().take(4096).unwrap();
+        let write = Kind::Write { offset: 0, from, durable: false };
+        let zeroes = Kind::WriteZeroes { offset: 0, length: 4096, may_unmap: true };
+        for (kind, moved, residual, is_good) in [
+            (&write, 4096, 0, true),
+            (&write, 4096, 512, false),
+            (&write, 2048, 0, false),
+            (&zeroes, 4096, 0, true),
+            (&zeroes, 4096, 1, false),
+            (&zeroes, 512, 3584, true), // WRITE SAME: one block for all
+        ] {
+            let answer = Ended::Status { status: Status::Good as u8, sense: None, moved, residual };
+            let verdict = peer.judge(kind, 4096, answer);
+            assert_eq!(matches!(verdict, Verdict::Done), is_good, "{kind:?} {moved} {residual}: {verdict:?}");
+        }
     }
 
     /// How a portal answers the first login request.

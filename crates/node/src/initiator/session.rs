@@ -12,7 +12,7 @@ use iscsi::login::initiator as login;
 use iscsi::login::initiator::{LoginError, Redirect};
 use iscsi::machine::{Fatal, Machine, TargetRecord, TaskId};
 use iscsi::params::Negotiated;
-use iscsi::wire::{AsyncEvent, LoginStatus, LogoutReason, TmFunction};
+use iscsi::wire::{AsyncEvent, LoginStatus, LogoutReason, Residual, TmFunction};
 use scsi::Sense;
 use socket2::SockRef;
 
@@ -62,11 +62,12 @@ impl Failure {
     }
 }
 
-/// `Interrupted`: a command ended without a status; it may be sent again. If not `was_sent`, the target has not seen it.
+/// `residual`: bytes by which the target says that it moved more or fewer than the command was for. `Interrupted`: a command
+/// ended without a status; it may be sent again. If not `was_sent`, the target has not seen it.
 #[derive(Debug)]
 pub(super) enum Outcome {
     LoggedIn(Negotiated),
-    Completed { task: TaskId, status: u8, sense: Option<Sense>, moved: u32 },
+    Completed { task: TaskId, status: u8, sense: Option<Sense>, moved: u32, residual: u32 },
     Interrupted { task: TaskId, was_sent: bool },
     Targets(Vec<TargetRecord>),
     LoggedOut,
@@ -361,7 +362,11 @@ impl Session {
                     let sense = Sense::parse(&complete.sense);
                     // At most one of the two is not 0: a command moves data in one direction.
                     let (status, moved) = (complete.status, complete.data_in.max(complete.data_out));
-                    outcomes.push(Outcome::Completed { task, status, sense, moved });
+                    let residual = match complete.residual {
+                        Residual::None => 0,
+                        Residual::Overflow(bytes) | Residual::Underflow(bytes) => bytes,
+                    };
+                    outcomes.push(Outcome::Completed { task, status, sense, moved, residual });
                 }
                 Event::Failed { task, error } => {
                     tracing::debug!(%error, "a command ended without a status");

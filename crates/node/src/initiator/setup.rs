@@ -170,8 +170,7 @@ impl Setup {
         self.lost |= fate == Fate::Lost;
         if query == Query::Attention {
             self.one_by_one |= busy;
-            self.steps[query as usize] = Step::Done;
-            return Ok(Progress::Query);
+            return Ok(self.done(query));
         }
         if busy || key == Some(SenseKey::UnitAttention) || is_becoming_ready(answer.sense.as_ref()) {
             self.unasked(query);
@@ -190,12 +189,16 @@ impl Setup {
             self.take(query, answer.data);
         }
         self.judge(query, answer)?;
+        Ok(self.done(query))
+    }
+
+    fn done(&mut self, query: Query) -> Progress {
         self.steps[query as usize] = Step::Done;
         if !self.is_complete() {
-            return Ok(Progress::Query);
+            return Progress::Query;
         }
         self.forget_unlisted();
-        Ok(Progress::Complete)
+        Progress::Complete
     }
 
     /// Whether an answer ends the set-up.
@@ -415,6 +418,26 @@ mod tests {
         }
         assert_eq!((asked(&mut setup), setup.disk.serial.clone()), (vec![], None));
         assert_eq!(setup.cache_survived(), Some(true));
+    }
+
+    #[test]
+    fn answers_may_come_in_any_order() {
+        for last in FIRST {
+            let mut setup = Setup::default();
+            asked(&mut setup);
+            let order = FIRST.iter().rev().filter(|query| *query != last).chain([last]);
+            let mut progress = Progress::Query;
+            for query in order {
+                assert_eq!(progress, Progress::Query, "before {query:?}");
+                let data: &[u8] = match query {
+                    Query::Capacity16 => &CAPACITY_16,
+                    _ => &STANDARD,
+                };
+                progress = good(&mut setup, *query, data).unwrap();
+                assert_eq!(asked(&mut setup), []);
+            }
+            assert_eq!(progress, Progress::Complete, "{last:?}");
+        }
     }
 
     #[test]

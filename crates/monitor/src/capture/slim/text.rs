@@ -48,8 +48,38 @@ const KNOWN: [&str; 13] = [
     MESSAGE,
 ];
 
+/// Words of which values that stay consist, beside numbers: of RFC 7143 §12 and §13, RFC 7144, and SEAL/1.
+const WORDS: [&str; 24] = [
+    "Yes",
+    "No",
+    "None",
+    "CRC32C",
+    "CHAP",
+    "KRB5",
+    "SRP",
+    "SPKM1",
+    "SPKM2",
+    "Normal",
+    "Discovery",
+    "RFC3720",
+    "ResponseFence",
+    "FastAbort",
+    "Reject",
+    "NotUnderstood",
+    "Irrelevant",
+    "Z-example.hikyaku.seal1",
+    "AES-256-GCM",
+    "AEGIS-256X4",
+    "AEGIS-128X2",
+    "ChaCha20-Poly1305",
+    "IKpsk2",
+    "XX",
+];
+
+/// Digits of the longest number.
+const DIGITS_MAX: usize = 10;
 /// Bytes of a value that stay; no negotiated value is longer.
-const VALUE_BYTES_MAX: usize = 64;
+const VALUE_BYTES_MAX: usize = 80;
 
 const FILLER: u8 = b'x';
 
@@ -60,14 +90,15 @@ const KEY_BYTES: usize = 32;
 enum Place {
     /// So many bytes of a key, all of them the beginning of a known one.
     Key(usize),
-    /// So many bytes of a value that stays; whether its key is one of SEAL/1, whose names have more characters.
-    Kept(usize, bool),
+    /// So many bytes of a value that stays, and of its last word.
+    Kept(usize, usize),
     /// Until the pair ends.
     Filled,
 }
 
 #[derive(Clone, Debug)]
 pub(super) struct Text {
+    /// The key, or the last word of the value.
     key: [u8; KEY_BYTES],
     place: Place,
 }
@@ -99,8 +130,7 @@ impl Text {
         match self.place {
             Place::Key(length) if byte == b'=' => {
                 let is_kept = KEPT.iter().any(|key| key.as_bytes() == &self.key[..length]);
-                let is_seal = [SUITE, UNIT, PATTERN].iter().any(|key| key.as_bytes() == &self.key[..length]);
-                self.place = if is_kept { Place::Kept(0, is_seal) } else { Place::Filled };
+                self.place = if is_kept { Place::Kept(0, 0) } else { Place::Filled };
                 byte
             }
             Place::Key(length) if self.is_known(length, byte) => {
@@ -108,8 +138,13 @@ impl Text {
                 self.place = Place::Key(length + 1);
                 byte
             }
-            Place::Kept(length, is_seal) if length < VALUE_BYTES_MAX && is_plain(byte, is_seal) => {
-                self.place = Place::Kept(length + 1, is_seal);
+            Place::Kept(length, _) if length < VALUE_BYTES_MAX && byte == b',' => {
+                self.place = Place::Kept(length + 1, 0);
+                byte
+            }
+            Place::Kept(length, word) if length < VALUE_BYTES_MAX && self.is_of_a_word(word, byte) => {
+                self.key[word] = byte;
+                self.place = Place::Kept(length + 1, word + 1);
                 byte
             }
             _ => {
@@ -126,17 +161,26 @@ impl Text {
             .map(|key| key.as_bytes())
             .any(|key| key.get(length) == Some(&byte) && key.starts_with(&self.key[..length]))
     }
-}
 
-/// Numbers and words of the standards have neither dots nor hyphens; addresses, iqn and eui names have.
-fn is_plain(byte: u8, is_seal: bool) -> bool {
-    byte.is_ascii_alphanumeric() || byte == b',' || is_seal && matches!(byte, b'-' | b'.' | b'~')
+    /// Whether the last word's first `length` bytes and `byte` begin a word of the standards, or are a number. What
+    /// somebody else planted in a value ends where it differs from all of them.
+    fn is_of_a_word(&self, length: usize, byte: u8) -> bool {
+        let word = &self.key[..length];
+        let is_number = byte.is_ascii_digit() && word.iter().all(u8::is_ascii_digit) && length < DIGITS_MAX;
+        let mut words = WORDS.iter().map(|word| word.as_bytes());
+        is_number || words.any(|known| known.get(length) == Some(&byte) && known.starts_with(word))
+    }
 }
 
 const _: () = {
     let mut index = 0;
     while index < KEPT.len() {
         assert!(KEPT[index].len() <= KEY_BYTES);
+        index += 1;
+    }
+    let mut index = 0;
+    while index < WORDS.len() {
+        assert!(WORDS[index].len() <= KEY_BYTES);
         index += 1;
     }
     let mut index = 0;
@@ -158,7 +202,7 @@ mod tests {
 
     #[test]
     fn names_and_secrets_are_replaced_and_numbers_stay() {
-        let cases: [(&[u8], &str); 8] = [
+        let cases: [(&[u8], &str); 11] = [
             (b"InitiatorName=iqn.2026-01.org:host\0", "InitiatorName=xxxxxxxxxxxxxxxxxxxx\\x00"),
             (
                 b"MaxBurstLength=262144\0InitialR2T=Yes\0HeaderDigest=CRC32C,None\0",
@@ -173,6 +217,13 @@ mod tests {
             (b"secret\0Max=1\0", "xxxxxx\\x00Max=x\\x00"),
             // A value that is none of a number or word.
             (b"MaxBurstLength=10.1.2.3:80 name\0\0\0", "MaxBurstLength=10xxxxxxxxxxxxxx\\x00\\x00\\x00"),
+            // What is planted in a key that stays.
+            (b"AuthMethod=CHAP,AcmeCorpSecret,None\0", "AuthMethod=CHAP,Axxxxxxxxxxxxxxxxxx\\x00"),
+            (b"MaxBurstLength=0x6162636465\0", "MaxBurstLength=0xxxxxxxxxxx\\x00"),
+            (
+                b"X-example.hikyaku.suite=AES-256-GCM,AEGIS-256X4\0",
+                "X-example.hikyaku.suite=AES-256-GCM,AEGIS-256X4\\x00",
+            ),
             (b"=\0==\0", "=\\x00=x\\x00"),
             (b"\xff\x01text", "xxxxxx"),
         ];
@@ -181,9 +232,8 @@ mod tests {
                 assert_eq!(replaced(text, chunk), expected);
             }
         }
-        let long = [b"MaxBurstLength=".to_vec(), vec![b'1'; 2 * VALUE_BYTES_MAX]].concat();
-        let expected =
-            format!("MaxBurstLength={}{}", "1".repeat(VALUE_BYTES_MAX), "x".repeat(VALUE_BYTES_MAX));
+        let long = [b"MaxBurstLength=".to_vec(), vec![b'1'; 2 * DIGITS_MAX]].concat();
+        let expected = format!("MaxBurstLength={}{}", "1".repeat(DIGITS_MAX), "x".repeat(DIGITS_MAX));
         assert_eq!(replaced(&long, 7), expected);
     }
 
