@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use tempfile::NamedTempFile;
 
-use crate::Failure;
+use crate::{Failure, shell};
 
 /// A file to be written: its content goes to a temporary file beside it, which [`Place::complete`] moves there. Dropped
 /// before, it leaves nothing.
@@ -43,11 +43,17 @@ impl Place {
             (None, Readers::All) => 0o644,
         };
         let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+        let directory = directory.unwrap_or(Path::new("."));
         let mut builder = tempfile::Builder::new();
         builder.prefix(".hikyaku-report-").permissions(Permissions::from_mode(mode));
-        let file = builder
-            .tempfile_in(directory.unwrap_or(Path::new(".")))
-            .map_err(|error| failed(path, noun, error))?;
+        let file = builder.tempfile_in(directory).map_err(|error| {
+            if error.kind() != io::ErrorKind::NotFound {
+                return failed(path, noun, error);
+            }
+            let directory = directory.display().to_string();
+            failed(path, noun, io::Error::other(format!("there is no directory {directory}")))
+                .hint(format!("mkdir -p {}", shell::quoted(&directory)))
+        })?;
         let marks = marks.iter().map(|mark| mark.to_vec()).collect();
         Ok(Self { path: path.to_owned(), noun, marks, was_absent: before.is_none(), file })
     }
@@ -135,6 +141,12 @@ fn failed(path: &Path, noun: &str, error: io::Error) -> Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_directory_that_is_missing_is_named() {
+        let error = Place::new(Path::new("/nodir/x.html"), "page", &[], Readers::All).unwrap_err();
+        assert!(error.to_string().contains("there is no directory /nodir"), "{error}");
+    }
     use crate::Ending;
 
     fn place(path: &Path) -> Result<Place, Failure> {
