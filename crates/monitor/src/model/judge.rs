@@ -2,6 +2,7 @@
 
 use super::predict::{self, NOTABLE};
 use super::{Cause, Evidence, Peers, Seconds, Source, Verdict, advice, words};
+use crate::event::Vantage;
 
 /// A second limit is named from this part of the first one's share on.
 const CLOSE: f64 = 0.8;
@@ -53,7 +54,9 @@ pub fn judge(evidence: &Evidence) -> Verdict {
             .path
             .line_bytes_per_s
             .is_none_or(|rate| predict::measured(&evidence) >= LINE_RATE_LEAST * rate);
-        let confidence = line_confidence(line, first.1).min(if is_filled { 1.0 } else { DOUBTFUL });
+        // Away from the sender data that its program or storage paces comes as evenly as a line's.
+        let seen = if is_at_sender(&evidence) { 1.0 } else { SURE - 0.05 };
+        let confidence = line_confidence(line, first.1).min(if is_filled { seen } else { DOUBTFUL });
         return verdict(&evidence, Cause::LineRate, line, None, Vec::new(), confidence);
     }
     // A congestion control that probes a line that it fills loses a little of it.
@@ -82,6 +85,14 @@ pub fn judge(evidence: &Evidence) -> Verdict {
 /// Whether so little of a capture could be judged that it may be a phase of the load.
 pub(super) fn is_short(evidence: &Evidence) -> bool {
     matches!(evidence.source, Source::Capture(_)) && evidence.waits.total() < TIME_SURE
+}
+
+/// Whether the packets are seen as they leave the end that sends the data, or its socket is.
+fn is_at_sender(evidence: &Evidence) -> bool {
+    match evidence.source {
+        Source::Capture(vantage) => vantage == Vantage::At(evidence.sender),
+        _ => true,
+    }
 }
 
 /// Gives the verdict on this evidence the advice for these ends. [`judge`] gives that for ends that are not known.

@@ -165,9 +165,12 @@ fn tunes(context: &Context, place: &Place, start: impl Fn() -> Result<Running>, 
     let after = sizes(&place.watch(context, &["--json", "--for", "2s"])?.success()?)?;
     ensure!(after.last() == Some(before), "{before} before, then {after:?}");
 
+    drop(initiator);
+
     // A reader that has had enough ends the command, not what it has to undo.
+    let initiator = start()?;
     let mut command = Command::new("sh");
-    let line = format!("{} watch --tune --json --for 20s | head -n 9", context.hikyaku.display());
+    let line = format!("{} watch --tune --json --for 20s | head -n 7", context.hikyaku.display());
     Surroundings::network(place.wan.side(0).name()).apply(command.args(["-c", &line]));
     let tuned = sizes(&run(command.env("HOME", place.dir.path()), LIMIT)?.success()?)?;
     ensure!(tuned.last() > Some(before), "{before} before, then {tuned:?}");
