@@ -78,7 +78,10 @@ pub fn judge(evidence: &Evidence) -> Verdict {
     let others = candidates(&evidence, first.0);
     let second = ranked.get(1).map_or(0.0, |second| second.1);
     let confidence = confidence(&evidence, first, second, &others);
-    let confidence = if is_short(&evidence) { confidence.min(SURE - 0.05) } else { confidence };
+    // What happens within the sender is concluded from its pauses by all others.
+    let is_within = matches!(first.0, Cause::SendBuffer | Cause::LocalDevice) && !is_at_sender(&evidence);
+    let is_doubted = is_within || is_short(&evidence);
+    let confidence = if is_doubted { confidence.min(SURE - 0.05) } else { confidence };
     verdict(&evidence, first.0, first.1, also, others, confidence)
 }
 
