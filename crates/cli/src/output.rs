@@ -50,7 +50,7 @@ fn write<T: AsRef<str>>(parts: impl IntoIterator<Item = T>) -> Result<bool, Fail
     }
 }
 
-/// As [`line`], for a command that has something to undo at its end. `false`: the reader has closed the pipe.
+/// As [`line()`], for a command that has something to undo at its end. `false`: the reader has closed the pipe.
 pub(crate) fn try_line(text: &str) -> Result<bool, Failure> {
     write([printable(text)])
 }
