@@ -128,8 +128,10 @@ pub fn make(limit: Limit, share: f64, peers: Peers, rtt_ms: f64, mbit: f64, is_w
             (with(load, Some(Injection::Nagle)), Some(with(load, None)))
         }
         Limit::LocalDevice => {
-            let bucket = Injection::Bucket { mbit: mbit * 0.75, queue_kib: (16.0 + 80.0 * share) as u32 };
-            (wrong(bucket), Some(healthy.clone()))
+            // The fault is the short queue: without it the device's own rate limits.
+            let bucket = |queue_kib| Injection::Bucket { mbit: mbit * 0.75, queue_kib };
+            let long_kib = (AMPLE * product / 1024.0) as u32;
+            (wrong(bucket((16.0 + 80.0 * share) as u32)), Some(wrong(bucket(long_kib))))
         }
         Limit::Target | Limit::ThinkTime => {
             let load = Load { block: 64 * KIB, depth: 1, ..deep };

@@ -20,6 +20,8 @@ const UPPER: f64 = 0.85;
 const BURST_NS: u64 = 100_000;
 /// Shorter times on the link drown in the delays of the machines.
 const LATE_NS_MIN: u64 = 500_000;
+/// The delays of a peer, divided by fewer bytes, would be taken for a slow link.
+const BURST_BYTES_MIN: u64 = 8 << 10;
 
 /// A run of bytes that passed without a pause.
 #[derive(Clone, Copy, Debug, Default)]
@@ -122,8 +124,9 @@ impl Bursts {
 
     fn on_ack(&mut self, at_ns: u64, acknowledged: u64, rtt_ns: u64) {
         let late_ns = at_ns.saturating_sub(self.sent_ns).saturating_sub(rtt_ns);
-        if acknowledged > self.from && acknowledged <= self.end && late_ns >= LATE_NS_MIN {
-            let kib = (acknowledged - self.from) as f64 / 1024.0;
+        let bytes = acknowledged.saturating_sub(self.from);
+        if bytes >= BURST_BYTES_MIN && acknowledged <= self.end && late_ns >= LATE_NS_MIN {
+            let kib = bytes as f64 / 1024.0;
             self.rates.add((kib / (late_ns as f64 / 1e9)) as u64, late_ns / 1000);
         }
     }
@@ -140,9 +143,13 @@ impl Line {
     }
 
     /// `bytes` were acknowledged `ns` after the acknowledgement before; `is_queued`: they were sent before the bytes
-    /// before them had left the link.
-    pub(super) fn on_ack(&mut self, bytes: u64, ns: u64, is_queued: bool) {
-        self.acked.even_step(bytes, ns);
+    /// before them had left the link. Acknowledgements most of a round trip apart are those of turns, not of a run.
+    pub(super) fn on_ack(&mut self, bytes: u64, ns: u64, is_queued: bool, rtt_ns: u64) {
+        if ns > rtt_ns / 2 {
+            self.acked.end();
+        } else {
+            self.acked.even_step(bytes, ns);
+        }
         if is_queued {
             self.queued.step(bytes, ns);
         } else {
@@ -210,6 +217,22 @@ mod tests {
     }
 
     #[test]
+    fn turns_of_a_few_segments_are_no_link() {
+        let (rtt, mss) = (5_000_000, 1448);
+        let mut line = Line::new();
+        for turn in 0..400u64 {
+            // Two segments, and a third one when these are acknowledged.
+            let (at, from) = (turn * 10_600_000, turn * 3 * mss);
+            line.on_sent(at, from, from + mss, true);
+            line.on_sent(at + 1000, from + mss, from + 2 * mss, false);
+            line.on_acknowledged(at + rtt + 600_000, from + 2 * mss, rtt);
+            line.on_ack(2 * mss, rtt + 600_000, false, rtt);
+            line.on_ack(mss, rtt, false, rtt);
+        }
+        assert_eq!(line.burst_bytes_per_s(true), None);
+    }
+
+    #[test]
     fn frames_of_many_segments_measure_the_link_as_well() {
         let mut line = Line::new();
         for index in 0..40u64 {
@@ -226,13 +249,13 @@ mod tests {
             let is_pause = index % 10 == 0;
             let ns = if is_pause { 50 * STEP.1 } else { STEP.1 };
             line.on_arrival(STEP.0, ns);
-            line.on_ack(STEP.0, ns, !is_pause);
+            line.on_ack(STEP.0, ns, !is_pause, 20 * STEP.1);
         }
         for rate in [line.queued_bytes_per_s(), line.arrived_bytes_per_s()] {
             assert!((rate.unwrap() / 10e6 - 1.0).abs() < 0.02, "{rate:?}");
         }
         let mut slow = Line::new();
-        (0..200).for_each(|_| slow.on_ack(STEP.0, STEP.1, false));
+        (0..200).for_each(|_| slow.on_ack(STEP.0, STEP.1, false, 20 * STEP.1));
         assert_eq!(slow.queued_bytes_per_s(), None);
     }
 }

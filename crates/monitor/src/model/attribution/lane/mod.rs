@@ -380,7 +380,8 @@ impl Lane {
                 .is_some_and(|last| last.saturating_sub(sent_ns) >= self.rtt_ns.saturating_add(margin));
             let gap = self.last_ack_ns.map_or(0, |last| at_ns.saturating_sub(last));
             self.line.on_acknowledged(at_ns, acknowledged, self.rtt_ns);
-            self.line.on_ack(bytes, gap, is_queued && self.sacked == 0 && acknowledged > self.repair_until);
+            let is_queued = is_queued && self.sacked == 0 && acknowledged > self.repair_until;
+            self.line.on_ack(bytes, gap, is_queued, self.rtt_ns);
         }
         self.last_ack_ns = Some(at_ns);
         // No more than what is in flight can wait for the link.
