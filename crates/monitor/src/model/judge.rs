@@ -12,8 +12,9 @@ const SURE: f64 = 0.8;
 const DOUBTFUL: f64 = 0.6;
 /// Least share of a limit's time that another cause has to explain to be a candidate.
 const CANDIDATE: f64 = 0.4;
-/// Share of the processor of the busiest thread from which a program counts as busy.
+/// Share of the processor of the busiest thread from which a program counts as busy, and the same where others had it.
 const BUSY: f64 = 0.9;
+const BUSY_OR_WAITING: f64 = 0.97;
 /// Least time that the link is busy for the verdict that nothing else limits.
 const LINE_BUSY: f64 = 0.6;
 /// Least part of the line's rate that the data has where the line is the limit, beside headers.
@@ -78,8 +79,12 @@ pub fn judge(evidence: &Evidence) -> Verdict {
     let others = candidates(&evidence, first.0);
     let second = ranked.get(1).map_or(0.0, |second| second.1);
     let confidence = confidence(&evidence, first, second, &others);
-    // What happens within the sender is concluded from its pauses by all others.
-    let is_within = matches!(first.0, Cause::SendBuffer | Cause::LocalDevice) && !is_at_sender(&evidence);
+    // What happens within the sender is concluded from its pauses by all others, and a program's pauses from a capture:
+    // it may have been busy.
+    let is_within = matches!(first.0, Cause::SendBuffer | Cause::LocalDevice) && !is_at_sender(&evidence)
+        || first.0 == Cause::ThinkTime
+            && matches!(evidence.source, Source::Capture(_))
+            && evidence.cpu.is_none();
     let is_doubted = is_within || is_short(&evidence);
     let confidence = if is_doubted { confidence.min(SURE - 0.05) } else { confidence };
     verdict(&evidence, first.0, first.1, also, others, confidence)
@@ -106,12 +111,18 @@ pub fn advise(verdict: &mut Verdict, evidence: &Evidence, peers: &Peers) {
 /// What the processor shows settles what a capture leaves open.
 fn with_processor(evidence: &mut Evidence) {
     let Some(cpu) = evidence.cpu else { return };
-    if cpu.busiest_thread < BUSY && cpu.waiting < 0.5 {
+    let is_busy = cpu.busiest_thread >= BUSY || cpu.busiest_thread + cpu.waiting >= BUSY_OR_WAITING;
+    if !is_busy && cpu.waiting < 0.5 {
         return;
     }
     let cause = if cpu.cipher.is_some_and(|share| share > 0.3) { Cause::Cipher } else { Cause::Cpu };
-    for from in [Cause::ThinkTime, Cause::Target, Cause::Cpu] {
-        let is_open = evidence.alternatives[Cause::Cpu] > 0.0 || from != Cause::Target;
+    for from in [Cause::ThinkTime, Cause::Target, Cause::Cpu, Cause::Unknown] {
+        let may_be = evidence.alternatives[Cause::Cpu];
+        let is_open = match from {
+            Cause::Target => may_be > 0.0,
+            Cause::Unknown => may_be >= evidence.waits[Cause::Unknown],
+            _ => true,
+        };
         if from != cause && is_open {
             let seconds = std::mem::take(&mut evidence.waits[from]);
             evidence.waits[cause] += seconds;

@@ -18,6 +18,8 @@ const UNSENT: f64 = 0.05;
 /// A round trip this many times the least one, and by this much, has a queue in it.
 const QUEUE_RTTS: f64 = 1.25;
 const QUEUE_US: u32 = 500;
+/// A path that carries this part of what it delivered at its best is not full.
+const LINE_LEAST: f64 = 0.8;
 /// What is possible when TCP holds nothing back.
 const ABOVE_TCP: [Cause; 5] = [Cause::QueueDepth, Cause::R2t, Cause::Target, Cause::ThinkTime, Cause::Cpu];
 
@@ -40,6 +42,10 @@ pub fn sampled(end: Side, samples: &[Sample], cpu: Option<Cpu>) -> Option<Eviden
         }
     }
     let seconds = books.waits.total();
+    if is_sender && is_sent_in_bursts(samples, sent as f64 / seconds) {
+        let queued = std::mem::take(&mut books.waits[Cause::LineRate]);
+        books.add(Cause::Unknown, queued, &ABOVE_TCP);
+    }
     (seconds > 0.0).then(|| Evidence {
         source: Source::Probe(end),
         sender: if is_sender { end } else { end.peer() },
@@ -98,6 +104,13 @@ fn has_queue(sample: &Sample) -> bool {
     sample.rtt_us.zip(sample.min_rtt_us).is_some_and(|(rtt, least)| {
         f64::from(rtt) > QUEUE_RTTS * f64::from(least) && rtt > least.saturating_add(QUEUE_US)
     })
+}
+
+/// The queues in the path are those of bursts: the program gives less than the path has delivered.
+fn is_sent_in_bursts(samples: &[Sample], bytes_per_s: f64) -> bool {
+    let starved = samples.iter().filter(|sample| sample.app_limited == Some(true)).count();
+    let best = samples.iter().filter_map(|sample| sample.delivery_bytes_per_s).max();
+    starved * 2 > samples.len() && best.is_some_and(|best| bytes_per_s < LINE_LEAST * best as f64)
 }
 
 struct Books {

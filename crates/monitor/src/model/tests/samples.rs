@@ -132,6 +132,29 @@ fn a_busy_thread_is_the_processor() {
     }
 }
 
+/// A program that is always busy sends 8 MB/s in bursts, which queue in a path of 20 MB/s.
+#[test]
+fn bursts_of_a_busy_program_do_not_fill_the_path() {
+    let bursts = |app_limited, delivered| {
+        series(true, move |sample, _| {
+            sample.rtt_us = Some(80_000);
+            (sample.app_limited, sample.delivery_bytes_per_s) = (Some(app_limited), Some(delivered));
+        })
+    };
+    let cpu = |busiest_thread, waiting| Some(Cpu { busiest_thread, waiting, cipher: None });
+    for (app_limited, delivered, cpu, limit) in [
+        (true, 20_000_000, cpu(0.8, 0.19), Cause::Cpu),
+        (true, 20_000_000, cpu(0.98, 0.0), Cause::Cpu),
+        (true, 20_000_000, cpu(0.3, 0.1), Cause::Unknown),
+        (true, 20_000_000, None, Cause::Unknown),
+        (true, 9_000_000, cpu(0.8, 0.19), Cause::LineRate),
+        (false, 20_000_000, cpu(0.8, 0.19), Cause::LineRate),
+    ] {
+        let verdict = judge(&sampled(Side::Initiator, &bursts(app_limited, delivered), cpu).unwrap());
+        assert_eq!(verdict.limit, limit, "{app_limited} {delivered} {cpu:?}");
+    }
+}
+
 #[test]
 fn samples_settle_what_a_capture_leaves_open() {
     let full = series(true, |sample, _| sample.send_queue_bytes = Some(3 << 20));
