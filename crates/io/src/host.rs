@@ -60,14 +60,25 @@ pub fn entropy(bytes: &mut [u8]) -> io::Result<()> {
     }
 }
 
-/// Creates a stream socket of the family of `address`, to connect, with `TCP_NODELAY`.
+/// Creates a stream socket of the family of `address`, to connect, with `TCP_NODELAY` and, where this process has
+/// CAP_NET_ADMIN, a receive window for a distance; see [`settle`].
 pub fn socket(address: SocketAddr) -> io::Result<OwnedFd> {
     if let Some(world) = world() {
         return world.socket();
     }
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_tcp_nodelay(true)?;
-    Ok(socket.into())
+    let socket = socket.into();
+    crate::path::widen_window(&socket);
+    Ok(socket)
+}
+
+/// To be called when a socket of [`socket`], or of a [`Listener`], is connected: takes back a receive window that the
+/// round trip does not need.
+pub fn settle(socket: &OwnedFd) {
+    if world().is_none() {
+        let _ = crate::path::settle(socket);
+    }
 }
 
 #[derive(Debug)]
@@ -90,7 +101,7 @@ pub fn listen(address: SocketAddr, backlog: i32) -> io::Result<Listener> {
     socket.listen(backlog)?;
     let address = internet(&socket.local_addr()?)?;
     let socket = socket.into();
-    reach_far(&socket);
+    crate::path::reach_far(&socket);
     Ok(Listener { socket, address })
 }
 
@@ -103,14 +114,8 @@ pub fn adopt(socket: OwnedFd) -> Option<Listener> {
     if !is_listening {
         return None;
     }
-    reach_far(&socket);
+    crate::path::reach_far(&socket);
     Some(Listener { socket, address })
-}
-
-/// Gives accepted connections a send buffer for a distance, if this process has the right, which a server gives up
-/// before it serves.
-fn reach_far(listening: &OwnedFd) {
-    let _ = crate::path::force_buffer(listening, crate::path::ACCEPTED_BUFFER_BYTES);
 }
 
 pub fn addresses(socket: &OwnedFd) -> io::Result<(SocketAddr, SocketAddr)> {

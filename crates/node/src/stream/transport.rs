@@ -48,7 +48,9 @@ pub(crate) struct Socket {
 }
 
 impl Socket {
+    /// `handle` is connected.
     pub(crate) fn new(handle: Handle) -> Self {
+        io::settle(&handle);
         Self { handle, incoming: Some(Box::default()) }
     }
 }
