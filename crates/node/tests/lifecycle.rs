@@ -84,7 +84,7 @@ fn a_peer_that_does_not_read_its_last_words_is_cut() {
 fn one_session_does_not_take_all_memory() {
     let server = Guard::start_with(one_thread("mem:8M"));
     let mut greedy = Client::login(server.address(), "greedy", 1).unwrap();
-    // The command window is 128 commands: together all the memory of a thread.
+    // Together all the memory of a thread.
     ask_for_much(&mut greedy, 128);
     std::thread::sleep(Duration::from_millis(300));
     let mut modest = Client::login(server.address(), "modest", 1).unwrap();

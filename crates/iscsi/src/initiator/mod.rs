@@ -60,7 +60,7 @@ impl Config {
     pub fn new(login: login::Config) -> Self {
         Self {
             login,
-            tasks_max: 128,
+            tasks_max: 512,
             segment_max: u32::MAX,
             ping_interval: Some(Duration::from_secs(5)),
             ping_timeout: Duration::from_secs(5),

@@ -62,7 +62,7 @@ pub struct Config {
 impl Default for Config {
     fn default() -> Self {
         Self {
-            tasks_max: 128,
+            tasks_max: 512,
             solicited_bytes_max: limits::SOLICITED_BYTES_MAX,
             segment_max: u32::MAX,
             ping_interval: Some(Duration::from_secs(15)),

@@ -35,7 +35,7 @@ use crate::sealing::Protection;
 use crate::stream::{Operation, Stream, sealed_segment_max};
 
 /// Bound of an initiator's outstanding commands.
-const COMMANDS_MAX: u32 = 128;
+const COMMANDS_MAX: u32 = 512;
 /// Seconds that an initiator has to log out when the server drains (Parameter3 of the asynchronous message).
 const LOGOUT_SECONDS: u16 = 3;
 /// How long a connection that ends may take to send its queue; the rest is dropped.
