@@ -1,5 +1,7 @@
 //! The events that a remote endpoint arms for itself: at most one of each kind is pending.
 
+use std::time::Duration;
+
 use io::{Event, Io, Owner, Token};
 
 use super::TICK;
@@ -39,6 +41,11 @@ impl Clock {
         if !std::mem::replace(&mut self.is_ticking, true) {
             io.timer(Token { owner: self.owner, key: KEY_TICK }, io.now() + TICK);
         }
+    }
+
+    /// One more [`Moment::Tick`], at this time.
+    pub(super) fn tick_at(&self, io: &mut Io, at: Duration) {
+        io.timer(Token { owner: self.owner, key: KEY_TICK }, at);
     }
 
     pub(super) fn feed(&mut self, io: &mut Io) {

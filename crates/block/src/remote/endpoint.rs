@@ -14,13 +14,18 @@ use crate::{
     IoErrorKind, Kind, OpenError, Request, State,
 };
 
+/// The answer to a logout is awaited for this time where no request is outstanding: all was answered and nothing depends on
+/// it, and on a long path it would cost every command a round trip.
+pub(super) const LOGOUT_WAIT: Duration = Duration::from_millis(20);
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LinkState {
     Opening,
     Serving,
     /// No link; the next attempt is at this time.
     Waiting(Duration),
-    Closing,
+    /// Logged out; without requests, the answer is awaited until this time.
+    Closing(Duration),
     /// No link, and no further attempt.
     Closed,
 }
@@ -176,7 +181,7 @@ impl<P: Peer> Remote<P> {
         if let Some(error) = self.expired.take() {
             return self.expire(io, &error, done);
         }
-        if matches!(self.link_state, LinkState::Closing | LinkState::Closed) {
+        if matches!(self.link_state, LinkState::Closing(_) | LinkState::Closed) {
             self.link_state = LinkState::Closed;
             return;
         }
@@ -394,10 +399,13 @@ impl<P: Peer> Remote<P> {
             self.on_late(io, done);
         }
         self.on_attempt_late(io, done);
-        if let LinkState::Waiting(at) = self.link_state
-            && at <= now
-        {
-            self.connect(io, done);
+        match self.link_state {
+            LinkState::Waiting(at) if at <= now => self.connect(io, done),
+            // No link holds a request's buffer.
+            LinkState::Closing(until) if until <= now && self.backlog.is_empty() => {
+                (self.link, self.link_state) = (None, LinkState::Closed);
+            }
+            _ => {}
         }
         let is_idle = match self.link_state {
             // A unit that is not open yet may wait for commands of the peer itself.
@@ -432,7 +440,7 @@ impl<P: Peer> Remote<P> {
         self.backlog.fail(error, io.now(), done);
         self.peer.on_change(&Change::Expired);
         self.link_state = match self.link_state {
-            LinkState::Closing | LinkState::Closed => LinkState::Closed,
+            LinkState::Closing(_) | LinkState::Closed => LinkState::Closed,
             // The scheduled attempt stays, however short the timeout is.
             LinkState::Waiting(at) => LinkState::Waiting(at),
             LinkState::Opening | LinkState::Serving => LinkState::Waiting(io.now() + Backoff::MAX),
@@ -508,9 +516,11 @@ impl<P: Peer> Endpoint for Remote<P> {
         match (&mut self.link, self.link_state) {
             (Some(link), LinkState::Serving) => {
                 link.log_out(io.now());
-                self.link_state = LinkState::Closing;
+                let until = io.now() + LOGOUT_WAIT;
+                self.link_state = LinkState::Closing(until);
+                self.clock.tick_at(io, until);
             }
-            (Some(_), LinkState::Closing) => {}
+            (Some(_), LinkState::Closing(_)) => {}
             // No link holds a request's buffer.
             _ => {
                 self.link = None;

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::backlog::Backoff;
+use super::endpoint::LOGOUT_WAIT;
 use super::scripted::{Act, Answer, Command, Failure, Pair, STEP_BYTES, TIMEOUT, endpoint};
 use super::{Next, REPEATS_MAX, TICK};
 use crate::{Endpoint, IoErrorKind, Kind, OpenError, RequestId, State};
@@ -450,6 +451,27 @@ fn a_link_that_serves_is_closed_in_order() {
     assert!(pair.remote.is_closed());
     pair.pass(TIMEOUT);
     assert_eq!(pair.attempts_ms().len(), 1);
+}
+
+#[test]
+fn the_answer_to_a_logout_is_not_awaited_for_long() {
+    let mut pair = Pair::serving();
+    let id = pair.flush();
+    pair.turn();
+    pair.remote.close(&mut pair.io);
+    pair.pass(2 * LOGOUT_WAIT);
+    assert!(!pair.remote.is_closed(), "a request has not ended");
+    pair.answer(0);
+    assert_eq!(pair.completed(), [(id, None)]);
+    pair.pass(TICK);
+    assert!(pair.remote.is_closed());
+    let mut pair = Pair::serving();
+    pair.turn();
+    pair.remote.close(&mut pair.io);
+    pair.pass(LOGOUT_WAIT / 2);
+    assert!(pair.far.borrow().logged_out == 1 && !pair.remote.is_closed());
+    pair.pass(LOGOUT_WAIT);
+    assert!(pair.remote.is_closed());
 }
 
 #[test]
