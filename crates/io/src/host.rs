@@ -70,6 +70,7 @@ pub fn socket(address: SocketAddr) -> io::Result<OwnedFd> {
     socket.set_tcp_nodelay(true)?;
     let socket = socket.into();
     crate::path::widen_window(&socket);
+    crate::path::retransmit_often(&socket);
     Ok(socket)
 }
 

@@ -24,6 +24,7 @@ pub struct Path {
 const FAR_BYTES: u64 = 96 << 20;
 /// With a shorter round trip the kernel's own bounds are no obstacle.
 const NEAR: Duration = Duration::from_millis(4);
+const RETRANSMISSION_PAUSE_MS: libc::c_int = 2000;
 /// What the kernel begins with, `tcp_rmem`; it doubles the number that it is given (socket(7)).
 const FIRST_RECEIVE_BYTES: usize = 131_072 / 2;
 /// Bytes of a forced buffer that wait for the window: a small command is not behind megabytes.
@@ -38,11 +39,12 @@ pub(crate) fn force_buffer(socket: &OwnedFd, bytes: u64) -> io::Result<()> {
     SockRef::from(socket).set_tcp_notsent_lowat(UNSENT_BYTES)
 }
 
-/// Gives the connections that a listening socket accepts buffers for a distance, if this process has CAP_NET_ADMIN, which a
-/// server gives up before it serves.
+/// Prepares the connections that a listening socket accepts, which inherit its options, for a distance: with buffers, if
+/// this process has CAP_NET_ADMIN, which a server gives up before it serves.
 pub(crate) fn reach_far(listening: &OwnedFd) {
     let _ = force_buffer(listening, FAR_BYTES);
     widen_window(listening);
+    retransmit_often(listening);
 }
 
 /// Lets the receive window exceed what `tcp_rmem` permits. To be called before the socket connects or listens, as the
@@ -65,17 +67,21 @@ pub(crate) fn settle(socket: &OwnedFd) -> io::Result<()> {
 
 /// Lets the kernel choose the sizes again (`SO_BUF_LOCK`, Linux 5.14).
 fn unlock_buffers(socket: &OwnedFd) -> io::Result<()> {
-    let nothing: libc::c_int = 0;
+    set(socket, libc::SOL_SOCKET, libc::SO_BUF_LOCK, 0)
+}
+
+/// Bounds the pause between two retransmissions, which otherwise doubles up to 120 s: a path that comes back after half a
+/// minute is used again at once. Older kernels than Linux 6.15 do not know the option.
+pub(crate) fn retransmit_often(socket: &OwnedFd) {
+    const TCP_RTO_MAX_MS: libc::c_int = 44;
+    let _ = set(socket, libc::IPPROTO_TCP, TCP_RTO_MAX_MS, RETRANSMISSION_PAUSE_MS);
+}
+
+/// Sets an option that the crates for sockets do not know.
+fn set(socket: &OwnedFd, level: libc::c_int, option: libc::c_int, value: libc::c_int) -> io::Result<()> {
+    let (value, length) = ((&raw const value).cast(), size_of::<libc::c_int>() as libc::socklen_t);
     // SAFETY: the kernel reads one int, which lives through the call.
-    let result = unsafe {
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_BUF_LOCK,
-            (&raw const nothing).cast(),
-            size_of::<libc::c_int>() as libc::socklen_t,
-        )
-    };
+    let result = unsafe { libc::setsockopt(socket.as_raw_fd(), level, option, value, length) };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
