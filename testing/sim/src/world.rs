@@ -286,6 +286,10 @@ impl ::io::World for Context {
         self.shared.lock().addresses(socket)
     }
 
+    fn path(&self, socket: RawFd) -> Option<::io::Path> {
+        self.shared.lock().path(socket)
+    }
+
     fn spawn(&self, name: &str, body: Box<dyn FnOnce() + Send>) -> io::Result<u64> {
         let mut state = self.shared.lock();
         let (me, id) = (this_thread(), state.threads.len());

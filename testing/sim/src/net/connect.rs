@@ -6,7 +6,9 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
-use super::{End, Link, LinkId, Listening, Net, Role, SYN_MAX, Side, Socket, What, gone};
+use ::io::Path;
+
+use super::{End, Link, LinkId, Listening, Net, Role, SYN_MAX, Side, Socket, Weather, What, gone};
 use crate::state::{MachineId, Op, OpId, State};
 
 impl State {
@@ -54,6 +56,17 @@ impl State {
         let client = Ipv4Addr::new(10, 0, 1, found.ends[0].machine as u8);
         let client = SocketAddr::from((client, 10_000 + (*link % 50_000) as u16));
         Ok(if *side == 0 { (found.target, client) } else { (client, found.target) })
+    }
+
+    /// The path as it is today: the weather is the same for all links.
+    pub(crate) fn path(&self, fd: RawFd) -> Option<Path> {
+        let Some(Socket { role: Role::End(..), .. }) = self.sockets.get(&fd) else { return None };
+        let Weather { latency, capacity, .. } = &self.weather;
+        Some(Path {
+            round_trip: Duration::from_micros(latency.start + latency.end),
+            window_bytes: *capacity as u64,
+            buffer_bytes: *capacity as u64,
+        })
     }
 
     pub(crate) fn connect(&mut self, op: OpId, fd: RawFd, address: SocketAddr) {

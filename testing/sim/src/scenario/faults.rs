@@ -7,7 +7,7 @@ use crate::random::Random;
 use crate::world::Context;
 
 pub(crate) fn weather(random: &mut Random) -> Weather {
-    let (low, high) = random.pick(&[(5, 50), (100, 1000), (1000, 30_000)]);
+    let (low, high) = random.pick(&[(5, 50), (100, 1000), (1000, 30_000), (40_000, 60_000)]);
     Weather {
         latency: low..high,
         fragments: random.pick(&[2, 8, 100]),
