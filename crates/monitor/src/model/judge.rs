@@ -26,6 +26,9 @@ const PROBING: f64 = 0.25;
 const SMALL_BLOCK: u64 = 16 << 10;
 /// A rate this many times the measured one is not predicted for them.
 const SMALL_GAIN_MAX: f64 = 4.0;
+/// From this part of lost packets on a congestion window may be as small as it is because of them: CUBIC then
+/// keeps about 110 segments on a path of 50 ms (RFC 9438 5.1).
+const LOST: f64 = 1e-4;
 /// Least data for a verdict.
 const BYTES_MIN: u64 = 4096;
 /// Least time that is judged for a verdict without doubt: less may be a phase of the load.
@@ -85,9 +88,16 @@ pub fn judge(evidence: &Evidence) -> Verdict {
         || first.0 == Cause::ThinkTime
             && matches!(evidence.source, Source::Capture(_))
             && evidence.cpu.is_none();
-    let is_doubted = is_within || is_short(&evidence);
+    let is_doubted =
+        is_within || is_short(&evidence) || first.0 == Cause::Congestion && has_losses(&evidence);
     let confidence = if is_doubted { confidence.min(SURE - 0.05) } else { confidence };
     verdict(&evidence, first.0, first.1, also, others, confidence)
+}
+
+fn has_losses(evidence: &Evidence) -> bool {
+    let path = &evidence.path;
+    let lost = path.retransmitted_packets.saturating_sub(path.spurious_packets);
+    lost as f64 > LOST * path.data_packets as f64
 }
 
 /// Whether so little of a capture could be judged that it may be a phase of the load.

@@ -19,7 +19,7 @@ pub(super) const NOTABLE: f64 = 0.12;
 /// is empty, and nothing that was seen before tells how often it will.
 const LINE_USED: f64 = 0.88;
 /// The same where a single command is outstanding: what it leaves in the queue is gone before the next one.
-const LINE_USED_ALONE: f64 = 0.97;
+const LINE_USED_ALONE: f64 = 0.92;
 /// Least part of the time that the wait for the path takes where the depth is named as the next limit.
 const DEPTH_NAMED: f64 = 0.05;
 /// An initiator whose commands are all visible waits a round trip each time that they are all sent. One that waits less

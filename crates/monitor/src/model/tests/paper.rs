@@ -127,3 +127,27 @@ fn a_larger_share_of_the_line_is_explained() {
     evidence.waits[Cause::SendBuffer] = 0.6;
     assert!(!judge(&evidence).notes.iter().any(|note| note.contains("can be removed")));
 }
+
+/// Of a capture of ten seconds.
+#[test]
+fn what_a_capture_cannot_settle_is_named_with_doubt() {
+    let long = |cause: Cause, lost: u64| {
+        let mut evidence = evidence();
+        evidence.waits = Seconds::default();
+        (evidence.waits[cause], evidence.waits[Cause::LineRate]) = (8.0, 2.0);
+        evidence.seconds = 10.0;
+        (evidence.path.data_packets, evidence.path.retransmitted_packets) = (100_000, lost);
+        evidence
+    };
+    for (cause, lost, is_sure) in [
+        (Cause::Congestion, 0, true),
+        (Cause::Congestion, 10, true),
+        (Cause::Congestion, 11, false),
+        (Cause::SendBuffer, 11, true),
+        // A program that pauses may be busy.
+        (Cause::ThinkTime, 0, false),
+    ] {
+        let verdict = judge(&long(cause, lost));
+        assert_eq!((verdict.limit, verdict.confidence >= 0.8), (cause, is_sure), "{lost} lost");
+    }
+}

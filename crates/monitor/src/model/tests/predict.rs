@@ -7,7 +7,7 @@ const KIB: u64 = 1024;
 /// Bytes per second of the link, and what a connection uses of it.
 const LINE: f64 = 20e6;
 const USED: f64 = 0.88 * LINE;
-const USED_ALONE: f64 = 0.97 * LINE;
+const USED_ALONE: f64 = 0.92 * LINE;
 const RTT: f64 = 0.050;
 /// Bytes of the 10 seconds that all cases take.
 const BYTES: u64 = 40_000_000;
