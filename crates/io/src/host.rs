@@ -30,6 +30,11 @@ pub trait World: Send + Sync {
         let _ = socket;
         None
     }
+    /// Sets the congestion control of a socket that is not connected yet.
+    fn set_congestion_control(&self, socket: RawFd, name: &str) -> io::Result<()> {
+        let _ = (socket, name);
+        Ok(())
+    }
     /// Starts a thread that has entered this world; returns when that thread first waits in a loop, or has ended. The
     /// result is the id for [`World::join`].
     fn spawn(&self, name: &str, body: Box<dyn FnOnce() + Send>) -> io::Result<u64>;
@@ -60,14 +65,19 @@ pub fn entropy(bytes: &mut [u8]) -> io::Result<()> {
     }
 }
 
-/// Creates a stream socket of the family of `address`, to connect, with `TCP_NODELAY`.
-pub fn socket(address: SocketAddr) -> io::Result<OwnedFd> {
+/// Creates a stream socket of the family of `address`, to connect, with `TCP_NODELAY`. `congestion`: its congestion control;
+/// `None`: the host's.
+pub fn socket(address: SocketAddr, congestion: Option<&str>) -> io::Result<OwnedFd> {
     if let Some(world) = world() {
-        return world.socket();
+        let socket = world.socket()?;
+        congestion.map_or(Ok(()), |name| world.set_congestion_control(socket.as_raw_fd(), name))?;
+        return Ok(socket);
     }
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_tcp_nodelay(true)?;
-    Ok(socket.into())
+    let socket = socket.into();
+    congestion.map_or(Ok(()), |name| crate::path::set_congestion_control(&socket, name))?;
+    Ok(socket)
 }
 
 #[derive(Debug)]
@@ -165,6 +175,19 @@ pub fn path(socket: &OwnedFd) -> Option<Path> {
     match world() {
         Some(world) => world.path(socket.as_raw_fd()),
         None => crate::path::of(socket),
+    }
+}
+
+/// Whether [`socket`] can be given this congestion control here. The error lists those that it can be given.
+pub fn check_congestion_control(name: &str) -> io::Result<()> {
+    socket(SocketAddr::from(([127, 0, 0, 1], 0)), Some(name)).map(drop)
+}
+
+/// Name of the congestion control of a TCP socket; `None` within a [`World`].
+pub fn congestion_control(socket: &OwnedFd) -> Option<String> {
+    match world() {
+        Some(_) => None,
+        None => crate::path::congestion_control(socket),
     }
 }
 

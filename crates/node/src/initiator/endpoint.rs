@@ -265,7 +265,8 @@ impl Peer for IscsiPeer {
         let sealing = sealing.filter(|_| !std::mem::take(&mut self.declined));
         let sealing = sealing.map(|sealing| sealing.with_next(self.uses_next_key));
         let generation = incarnation & GENERATION_MASK;
-        let session = Session::connect(io, owner, generation, address, login, sealing.as_ref(), tls)
+        let to = (address, self.options.congestion.as_deref());
+        let session = Session::connect(io, owner, generation, to, login, sealing.as_ref(), tls)
             .map_err(|failure| self.failed(failure))?;
         if let Some(socket) = session.connecting() {
             self.tap.begin(socket);
@@ -549,6 +550,23 @@ mod tests {
         assert_eq!(peer.advice().0, IoErrorKind::Refused);
         peer.on_outcome(&mut io, &mut session, Outcome::LoggedIn(negotiated), &mut Vec::new());
         assert_eq!(peer.advice().0, IoErrorKind::Unreachable);
+    }
+
+    #[test]
+    fn connections_have_the_congestion_control_that_was_asked_for() {
+        let mut io = Io::new(PoolLimits::default()).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("iscsi://{}/iqn.2026-11.example:a/0", listener.local_addr().unwrap());
+        let congestion = |name: &str| {
+            let options =
+                Options { congestion: Some(name.to_owned()), ..Options::new("iqn.2026-11.example:b") };
+            let medium = IscsiMedium::new(Url::parse(&url).unwrap(), options, false).unwrap();
+            let owner = io.owner();
+            let mut peer = IscsiPeer::new(&medium).unwrap();
+            let session = peer.connect(&mut io, owner, 1).ok()?;
+            io::congestion_control(session.connecting()?)
+        };
+        assert_eq!(["reno", "nosuch"].map(congestion), [Some("reno".to_owned()), None]);
     }
 
     #[test]

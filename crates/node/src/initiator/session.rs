@@ -103,19 +103,19 @@ pub(super) struct Session {
 }
 
 impl Session {
-    /// Starts to connect to `address`, and to seal. Events of `owner` whose key carries `generation` belong to this
-    /// session.
+    /// Starts to connect to an address, with the congestion control of that name if there is one, and to seal. Events of
+    /// `owner` whose key carries `generation` belong to this session.
     pub(super) fn connect(
         io: &mut Io,
         owner: Owner,
         generation: u32,
-        address: SocketAddr,
+        (address, congestion): (SocketAddr, Option<&str>),
         login: login::Config,
         sealing: Option<&InitiatorSealing>,
         tls: Option<tls::End>,
     ) -> Result<Self, Failure> {
         let mut session = Self::begin(io, owner, generation, login, sealing)?;
-        let socket: Handle = Rc::new(io::socket(address).map_err(Failure::Connect)?);
+        let socket: Handle = Rc::new(io::socket(address, congestion).map_err(Failure::Connect)?);
         let token = |operation: Operation| Token { owner, key: operation.key(generation) };
         io.connect(token(Operation::Connect), &socket, address);
         let deadline = io.now() + CONNECT_TIMEOUT;

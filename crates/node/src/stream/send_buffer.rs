@@ -57,7 +57,7 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     fn path(window_bytes: u64, buffer_bytes: u64) -> Option<Path> {
-        Some(Path { round_trip: Duration::from_millis(100), window_bytes, buffer_bytes })
+        Some(Path { round_trip: Duration::from_millis(100), window_bytes, buffer_bytes, ..Path::default() })
     }
 
     #[test]
