@@ -274,6 +274,11 @@ pub trait Inspect {
     fn tap(&self) -> Option<io::Tap> {
         None
     }
+
+    /// The path to a remote end; `None` where there is no network, or nothing is known of it.
+    fn path(&self) -> Option<crate::PathReport> {
+        None
+    }
 }
 
 /// Evidence on which [`Inspect::check_identity`] bases its result.

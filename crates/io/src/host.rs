@@ -151,12 +151,8 @@ impl Tap {
         }
     }
 
-    pub fn add_outstanding(&self) {
-        self.0.outstanding.set(self.0.outstanding.get().saturating_add(1));
-    }
-
-    pub fn remove_outstanding(&self) {
-        self.0.outstanding.set(self.0.outstanding.get().saturating_sub(1));
+    pub fn set_outstanding(&self, commands: u32) {
+        self.0.outstanding.set(commands);
     }
 
     /// Commands that the other end has not answered.

@@ -32,6 +32,24 @@ pub struct Path {
     pub out_of_order: u32,
 }
 
+/// A buffer of a TCP socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SocketBuffer {
+    Send,
+    Receive,
+}
+
+impl SocketBuffer {
+    /// What a user reads where the buffer is too small for a path that needs `bytes`, with the command that permits them.
+    pub fn is_too_small(self, bytes: u64) -> String {
+        let (name, setting) = match self {
+            Self::Send => ("send", format!("tcp_wmem='4096 65536 {bytes}'")),
+            Self::Receive => ("receive", format!("tcp_rmem='4096 131072 {bytes}'")),
+        };
+        format!("the {name} buffer of this host is too small for this path: sysctl -w net.ipv4.{setting}")
+    }
+}
+
 /// Send buffer of the connections that a listening socket accepts: 1 Gbit/s at 200 ms. Memory is used as far as the
 /// congestion window of a connection goes.
 pub(crate) const ACCEPTED_BUFFER_BYTES: u64 = 64 << 20;

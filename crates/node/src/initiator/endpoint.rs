@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use area::Span;
-use block::remote::{Change, Effect, Next, Nouns, Peer, Remote, Report, Submitted, TICK, Verdict};
-use block::{Capability, Identity, IoError, IoErrorKind, Kind, OpenError};
+use block::remote::{Change, Effect, Link, Next, Nouns, Peer, Remote, Report, Submitted, TICK, Verdict};
+use block::{Capability, Identity, IoError, IoErrorKind, Kind, OpenError, PathReport};
 
 use io::{Io, Owner, Tap};
 use iscsi::chap::{Algorithm, Algorithms};
@@ -25,7 +25,7 @@ use scsi::{Sense, Status};
 
 use super::cache::{self, Fate};
 use super::command::{self, Data};
-use super::distance::{Distance, write_rounds};
+use super::distance::{Distance, Most, write_rounds};
 use super::facts::{self, Known};
 use super::medium::IscsiMedium;
 use super::options::{Options, random_isid, resolve};
@@ -37,7 +37,7 @@ use super::setup::{ANSWER_BYTES, Answer, Disk, Progress, Query, Setup};
 use super::trust::{Login, Portal};
 use super::url::Url;
 use crate::sealing::Protection;
-use crate::stream::GENERATION_MASK;
+use crate::stream::{BufferState, GENERATION_MASK};
 
 const QUEUE_DEPTH: u32 = 32;
 
@@ -69,6 +69,11 @@ pub(super) struct IscsiPeer {
     attention_missed: bool,
     known: Option<Known>,
     distance: Distance,
+    /// The path and the buffers of the last session, as of the last round trip.
+    seen: Option<(io::Path, BufferState)>,
+    congestion_control: Option<String>,
+    /// Most commands that were in flight or could have been.
+    window_max: u32,
     /// The target declined to seal and the policy permits that: the next login is not sealed.
     declined: bool,
     /// The one retry after a handshake that may have been damaged in transit has been used.
@@ -103,7 +108,10 @@ impl IscsiPeer {
             capability: command::unknown_capability(),
             attention_missed: false,
             known: None,
-            distance: Distance::new(Duration::ZERO),
+            distance: Distance::new(Duration::ZERO, Most::default()),
+            seen: None,
+            congestion_control: None,
+            window_max: 0,
             declined: false,
             tried_again: false,
             seal_refused: false,
@@ -142,14 +150,23 @@ impl IscsiPeer {
         self.known = Some(Known { negotiated, protection, address });
         self.options.on_login(&Login { address, protection, next_key: session.next_key() });
         (self.tried_again, self.seal_refused) = (false, false);
-        self.distance = Distance::new(io.now());
+        self.distance = Distance::new(io.now(), self.distance.most());
         self.look_at_path(io, session);
+        self.congestion_control = self.tap.socket().and_then(|socket| io::congestion_control(&socket));
         self.send_queries(io, session);
     }
 
-    fn look_at_path(&mut self, io: &Io, session: &Session) {
-        let round_trip = session.path().map(|path| path.round_trip);
-        self.distance.on_window(io.now(), round_trip);
+    fn look_at_path(&mut self, io: &Io, session: &mut Session) {
+        let seen = session.path(io.now());
+        self.distance.on_window(io.now(), seen.map(|(path, _)| path.round_trip));
+        self.seen = seen.or(self.seen);
+        self.window_max = self.window_max.max(session.window() + self.distance.commands());
+    }
+
+    /// A command of a request ends, after so many bytes.
+    fn on_end(&mut self, task: TaskId, moved: u32) {
+        self.distance.on_end(task.index(), moved);
+        self.tap.set_outstanding(self.distance.commands());
     }
 
     fn cache_lost(&self, reports: &mut Vec<Report<Self>>) {
@@ -300,12 +317,11 @@ impl Peer for IscsiPeer {
                     let data = &buffer.as_slice()[..(moved as usize).min(buffer.len())];
                     return self.on_answer(io, session, (query, &Answer { status, sense, data }), reports);
                 }
-                self.tap.remove_outstanding();
                 let is_good = status == Status::Good as u8;
                 if !is_good && sense.as_ref().map(cache::fate) == Some(Fate::Lost) {
                     self.cache_lost(reports);
                 }
-                self.distance.on_end(task.index(), moved);
+                self.on_end(task, moved);
                 if self.distance.is_due(io.now()) {
                     self.look_at_path(io, session);
                 }
@@ -321,8 +337,7 @@ impl Peer for IscsiPeer {
                     self.send_queries(io, session);
                 }
                 None => {
-                    self.tap.remove_outstanding();
-                    self.distance.on_end(task.index(), 0);
+                    self.on_end(task, 0);
                     reports.push(Report::Ended { task: task.index(), answer: Ended::Interrupted });
                 }
             },
@@ -446,10 +461,10 @@ impl Peer for IscsiPeer {
         let length = buffer.as_ref().map_or(0, Span::len) as u32;
         let command = command(self.lun, &step.cdb, step.direction, length);
         let Ok(task) = session.submit(command, buffer) else { return Submitted::NotNow };
-        self.tap.add_outstanding();
         let keys = self.known.as_ref().filter(|_| step.direction == Direction::Out);
         let rounds = keys.map(|known| write_rounds(&known.negotiated, length));
         self.distance.on_submit(task.index(), length, rounds);
+        self.tap.set_outstanding(self.distance.commands());
         let is_volatile = command::is_volatile(kind, &self.disk);
         let is_last = command::is_last(kind, done, step.bytes, &self.disk);
         Submitted::Task(task.index(), Effect { bytes: step.bytes, is_volatile, is_last })
@@ -514,6 +529,23 @@ impl Peer for IscsiPeer {
 
     fn tap(&self) -> Option<Tap> {
         Some(self.tap.clone())
+    }
+
+    fn path(&self) -> Option<PathReport> {
+        let (connection, buffers) = self.seen?;
+        let most = self.distance.most();
+        Some(PathReport {
+            sessions: 1,
+            connection,
+            congestion_control: self.congestion_control.clone(),
+            bytes_per_s: self.distance.measured_rate(),
+            in_flight_max_bytes: most.in_flight,
+            window_max_commands: self.window_max,
+            rounds_max: most.r2t_rounds,
+            is_send_buffer_forced: buffers.is_send_forced,
+            send_buffer_wanted: buffers.send_wanted,
+            receive_buffer_wanted: buffers.receive_wanted,
+        })
     }
 }
 
