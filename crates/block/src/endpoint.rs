@@ -327,6 +327,9 @@ pub trait Medium: Send + Sync + fmt::Debug {
         false
     }
 
+    /// Drops what was read ahead, of all threads: a reset of the unit is about to be acknowledged.
+    fn drop_read_ahead(&self) {}
+
     /// A name of the file or device for as long as the storage exists, whatever its path; [`host::lasting_name`].
     fn lasting_name(&self) -> Option<String> {
         None

@@ -25,7 +25,7 @@ const KEY: &str = "6IB3dX4mJQMqxHKb7bLYL4ZlvVQcsGGDHmPmUJBjgnM=";
 type Row = (&'static str, &'static [&'static str], i32, &'static str);
 
 const OPTIONS: &str =
-    "ro, size, create, grow, format, block-size, physical-block, delay, limit, iops, fault, crash, log";
+    "ro, size, create, grow, format, block-size, physical-block, delay, limit, iops, fault, crash, log, readahead";
 
 const ROWS: &[Row] = &[
     // Names of files and devices.
