@@ -52,7 +52,7 @@ const ROWS: &[Row] = &[
         &["analyze", "disk.img"],
         1,
         "error: cannot read the capture disk.img: this is no capture: it begins with ...; pcap, pcapng and gzip of them are read, and \
-         recordings of `hikyaku watch`. Make one with `tcpdump -i any -s 256 -w slow.pcap tcp port 3260`, or convert one with `editcap -F \
+         recordings of `hikyaku watch`. Make one with `tcpdump -i any -s 700 -w slow.pcap tcp port 3260`, or convert one with `editcap -F \
          pcapng FILE NEW.pcapng`",
     ),
     (
