@@ -274,6 +274,11 @@ pub trait Inspect {
     fn tap(&self) -> Option<io::Tap> {
         None
     }
+
+    /// The path to a remote end; `None` where there is no network, or nothing is known of it.
+    fn path(&self) -> Option<crate::PathReport> {
+        None
+    }
 }
 
 /// Evidence on which [`Inspect::check_identity`] bases its result.
@@ -321,6 +326,9 @@ pub trait Medium: Send + Sync + fmt::Debug {
     fn has_failed(&self) -> bool {
         false
     }
+
+    /// Drops what was read ahead, of all threads: a reset of the unit is about to be acknowledged.
+    fn drop_read_ahead(&self) {}
 
     /// A name of the file or device for as long as the storage exists, whatever its path; [`host::lasting_name`].
     fn lasting_name(&self) -> Option<String> {

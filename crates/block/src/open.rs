@@ -32,6 +32,7 @@ pub const LOCAL_OPTIONS: &[&str] = &[
     "fault",
     "crash",
     "log",
+    "readahead",
 ];
 
 impl From<SpecError> for OpenError {

@@ -101,10 +101,11 @@ Endpoints, ENDPOINT[,option=value...] (write a comma in a path twice):
   pattern:SIZE[:SEED]                 reproducible data, read-only
 Options of an endpoint:
   any             ro, delay=2ms, limit=100MB/s, iops=N, fault=SPEC, crash=SPEC,
-                  log
+                  log, readahead=SIZE|off
   file or device  size=, create (with size=), grow, format=raw,
                   block-size=512|4096, physical-block=4096
-  remote LUN      initiator=IQN, timeout=30s, chap-user=, chap-secret-file=,
+  remote LUN      initiator=IQN, timeout=30s, congestion=NAME of TCP,
+                  chap-user=, chap-secret-file=,
                   mutual-chap-user=, mutual-chap-secret-file=,
                   seal=off|offer|require [require if the target's key is known],
                   identity=FILE, peer-key=KEY, psk-file=FILE, suite=NAME,

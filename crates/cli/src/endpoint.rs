@@ -27,6 +27,7 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 const INITIATOR_OPTIONS: &[&str] = &[
     "ro",
     "timeout",
+    "congestion",
     "initiator",
     "chap-user",
     "chap-secret-file",
@@ -255,6 +256,10 @@ impl Named {
         let mut options = Options::new(self.initiator_name(context)?);
         if let Some(timeout) = self.timeout()? {
             options.timeout = timeout;
+        }
+        if let Some(name) = self.spec.get("congestion") {
+            io::check_congestion_control(name).map_err(|error| usage(error.to_string()))?;
+            options.congestion = Some(name.to_owned());
         }
         let mut target_user = None;
         for (name, value) in &url.arguments {

@@ -289,6 +289,14 @@ fn demo_shows_everything_and_leaves_nothing() {
     assert_eq!(numbers, ["1/5", "2/5", "3/5", "4/5", "5/5"], "{}", ran.stdout);
     let object = run(&["a.img", "--json"]).expect(0).json();
     assert_eq!((&object["schema"], &object["bytes"]), (&1.into(), &(4 * MIB).into()));
+    let ran = run(&["a.img", "--wan", "10ms,0.1%"]).expect(0);
+    for words in ["behind a relay: 10.0 ms, 0.1 % lost, 125 MB/s", "round trips", "no congestion control"] {
+        assert!(ran.stdout.contains(words), "{words}: {}", ran.stdout);
+    }
+    // Its reads of 4 KiB took the path's round trip.
+    let object = run(&["a.img", "--wan", "10ms", "--json"]).expect(0).json();
+    assert!(object["steps"][3]["p50_us"].as_u64() >= Some(10_000), "{object}");
+    run(&["a.img", "--wan", "10ms,20%"]).expect(2);
     assert_eq!(left_in(&temporary), 0);
     let slow = format!("{},limit=2MB/s", text(&place.path("a.img")));
     // The target's URL is printed before the copy begins.

@@ -71,6 +71,23 @@ fn known_content_of_standard_output_is_refused_where_it_would_be_overwritten() {
     assert!(fs::read(place.path("new")).unwrap() == source);
 }
 
+#[test]
+fn a_dry_run_of_a_stream_refuses_what_the_copy_refuses() {
+    let place = Place::with_sample(MIB);
+    let source = || File::open(place.path("a.img")).unwrap();
+    place.file("held", &swap());
+    let long = place.file("long", &vec![7; MIB]);
+    copy_in(&place, source(), &["held"]).expect(6).on_stderr("it holds: swap area");
+    copy_in(&place, source(), &["held", "--dry-run"]).expect(6).on_stdout("it holds: swap area");
+    copy_in(&place, source(), &["held", "--dry-run", "--force"]).expect(0);
+    copy_in(&place, source(), &["iscsi://127.0.0.1:1/iqn.2026-11.example:a/0,timeout=1s", "--dry-run"])
+        .expect(5);
+    // What a copy would make or enlarge stays as it is.
+    copy_in(&place, source(), &["long,grow,size=2M", "--dry-run"]).expect(0);
+    copy_in(&place, source(), &["new,create,size=2M", "--dry-run"]).expect(0);
+    assert!(fs::metadata(long).unwrap().len() == MIB as u64 && !place.path("new").exists());
+}
+
 /// A file that the shell of another user opened: its lock is visible, its content is not.
 #[test]
 fn standard_output_that_only_its_opener_may_open_is_written_where_nothing_is_lost() {

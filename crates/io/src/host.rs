@@ -30,6 +30,11 @@ pub trait World: Send + Sync {
         let _ = socket;
         None
     }
+    /// Sets the congestion control of a socket that is not connected yet.
+    fn set_congestion_control(&self, socket: RawFd, name: &str) -> io::Result<()> {
+        let _ = (socket, name);
+        Ok(())
+    }
     /// Starts a thread that has entered this world; returns when that thread first waits in a loop, or has ended. The
     /// result is the id for [`World::join`].
     fn spawn(&self, name: &str, body: Box<dyn FnOnce() + Send>) -> io::Result<u64>;
@@ -61,14 +66,17 @@ pub fn entropy(bytes: &mut [u8]) -> io::Result<()> {
 }
 
 /// Creates a stream socket of the family of `address`, to connect, with `TCP_NODELAY` and, where this process has
-/// CAP_NET_ADMIN, a receive window for a distance; see [`settle`].
-pub fn socket(address: SocketAddr) -> io::Result<OwnedFd> {
+/// CAP_NET_ADMIN, a receive window for a distance; see [`settle`]. `congestion`: its congestion control; `None`: the host's.
+pub fn socket(address: SocketAddr, congestion: Option<&str>) -> io::Result<OwnedFd> {
     if let Some(world) = world() {
-        return world.socket();
+        let socket = world.socket()?;
+        congestion.map_or(Ok(()), |name| world.set_congestion_control(socket.as_raw_fd(), name))?;
+        return Ok(socket);
     }
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_tcp_nodelay(true)?;
     let socket = socket.into();
+    congestion.map_or(Ok(()), |name| crate::path::set_congestion_control(&socket, name))?;
     crate::path::widen_window(&socket);
     crate::path::retransmit_often(&socket);
     Ok(socket)
@@ -147,12 +155,8 @@ impl Tap {
         }
     }
 
-    pub fn add_outstanding(&self) {
-        self.0.outstanding.set(self.0.outstanding.get().saturating_add(1));
-    }
-
-    pub fn remove_outstanding(&self) {
-        self.0.outstanding.set(self.0.outstanding.get().saturating_sub(1));
+    pub fn set_outstanding(&self, commands: u32) {
+        self.0.outstanding.set(commands);
     }
 
     /// Commands that the other end has not answered.
@@ -171,6 +175,19 @@ pub fn path(socket: &OwnedFd) -> Option<Path> {
     match world() {
         Some(world) => world.path(socket.as_raw_fd()),
         None => crate::path::of(socket),
+    }
+}
+
+/// Whether [`socket`] can be given this congestion control here. The error lists those that it can be given.
+pub fn check_congestion_control(name: &str) -> io::Result<()> {
+    socket(SocketAddr::from(([127, 0, 0, 1], 0)), Some(name)).map(drop)
+}
+
+/// Name of the congestion control of a TCP socket; `None` within a [`World`].
+pub fn congestion_control(socket: &OwnedFd) -> Option<String> {
+    match world() {
+        Some(_) => None,
+        None => crate::path::congestion_control(socket),
     }
 }
 

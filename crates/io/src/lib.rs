@@ -37,10 +37,10 @@ use spin::{SPIN_MAX, Spin};
 pub use choice::uring_features;
 pub use event::{Event, Item, Owner, Token};
 pub use host::{
-    Listener, Tap, Thread, World, addresses, adopt, enter, entropy, force_send_buffer, listen, path, settle,
-    socket, spawn,
+    Listener, Tap, Thread, World, addresses, adopt, check_congestion_control, congestion_control, enter,
+    entropy, force_send_buffer, listen, path, settle, socket, spawn,
 };
-pub use path::Path;
+pub use path::{Path, SocketBuffer};
 pub use socket::{Incoming, Outgoing, SPANS_PER_RECEIVE};
 pub use spin::SpinReport;
 

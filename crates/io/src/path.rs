@@ -1,22 +1,53 @@
-//! What the kernel knows of the path of a TCP connection: `TCP_INFO`, tcp(7).
+//! What the kernel knows of the path of a TCP connection, and what a socket may be asked for: tcp(7), `TCP_INFO`.
 
+use std::fs;
 use std::io;
-use std::mem::{MaybeUninit, size_of};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Duration;
 
+use rustix::io::Errno;
 use rustix::net::sockopt;
 use socket2::SockRef;
 
-/// State of a connection's sending half.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// State of a connection.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Path {
     /// Smoothed round-trip time, the queues of the path included.
     pub round_trip: Duration,
+    /// Least round-trip time of the last minutes; the smoothed one where the kernel has none.
+    pub round_trip_least: Duration,
     /// Congestion window in bytes.
     pub window_bytes: u64,
     /// The send buffer, as the kernel counts it: payload and what surrounds it (`SO_SNDBUF`).
     pub buffer_bytes: u64,
+    /// The receive buffer, counted in the same way (`SO_RCVBUF`).
+    pub receive_buffer_bytes: u64,
+    /// The window that this end offers; 0: unknown, before Linux 6.2.
+    pub receive_window_bytes: u64,
+    /// The window that the peer offers; 0: unknown, before Linux 5.4.
+    pub peer_window_bytes: u64,
+    /// Segments that this end sent a second time.
+    pub retransmitted: u32,
+    /// Segments that arrived behind a gap: the path lost or reordered what the peer sent. 0 before Linux 5.4.
+    pub out_of_order: u32,
+}
+
+/// A buffer of a TCP socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SocketBuffer {
+    Send,
+    Receive,
+}
+
+impl SocketBuffer {
+    /// What a user reads where the buffer is too small for a path that needs `bytes`, with the command that permits them.
+    pub fn is_too_small(self, bytes: u64) -> String {
+        let (name, setting) = match self {
+            Self::Send => ("send", format!("tcp_wmem='4096 65536 {bytes}'")),
+            Self::Receive => ("receive", format!("tcp_rmem='4096 131072 {bytes}'")),
+        };
+        format!("the {name} buffer of this host is too small for this path: sysctl -w net.ipv4.{setting}")
+    }
 }
 
 /// Buffers for a distance, as the kernel counts them: 5 Gbit/s at 100 ms. Memory is used as far as the windows of a
@@ -29,6 +60,10 @@ const RETRANSMISSION_PAUSE_MS: libc::c_int = 2000;
 const FIRST_RECEIVE_BYTES: usize = 131_072 / 2;
 /// Bytes of a forced buffer that wait for the window: a small command is not behind megabytes.
 const UNSENT_BYTES: u32 = 1 << 20;
+/// Bytes of `struct tcp_info` that are read; newer kernels have more, older ones leave the rest 0.
+const INFO_BYTES: usize = 240;
+/// `TCP_CA_NAME_MAX` less its NUL: the kernel cuts longer names off.
+const CONGESTION_BYTES_MAX: usize = 15;
 
 /// Lets the send buffer hold `bytes`, as the kernel counts them, beyond what `tcp_wmem` permits, of which at most
 /// [`UNSENT_BYTES`] wait for the window. Needs CAP_NET_ADMIN.
@@ -87,8 +122,8 @@ fn set(socket: &OwnedFd, level: libc::c_int, option: libc::c_int, value: libc::c
 
 /// `None`: not a TCP connection, or it has not measured a round trip yet.
 pub(crate) fn of(socket: &OwnedFd) -> Option<Path> {
-    let mut info = MaybeUninit::<libc::tcp_info>::zeroed();
-    let mut length = size_of::<libc::tcp_info>() as libc::socklen_t;
+    let mut info = [0; INFO_BYTES];
+    let mut length = INFO_BYTES as libc::socklen_t;
     // SAFETY: the kernel writes at most `length` bytes to `info`, which has as many and lives through the call.
     let result = unsafe {
         libc::getsockopt(
@@ -99,12 +134,69 @@ pub(crate) fn of(socket: &OwnedFd) -> Option<Path> {
             &raw mut length,
         )
     };
-    // SAFETY: all fields are integers, for which zeroes and whatever the kernel writes are valid values.
-    let info = unsafe { info.assume_init() };
-    (result == 0 && info.tcpi_rtt > 0).then(|| Path {
-        round_trip: Duration::from_micros(info.tcpi_rtt.into()),
-        window_bytes: u64::from(info.tcpi_snd_cwnd) * u64::from(info.tcpi_snd_mss),
-        buffer_bytes: sockopt::socket_send_buffer_size(socket).unwrap_or(0) as u64,
+    if result != 0 {
+        return None;
+    }
+    let buffers = (
+        sockopt::socket_send_buffer_size(socket).unwrap_or(0) as u64,
+        sockopt::socket_recv_buffer_size(socket).unwrap_or(0) as u64,
+    );
+    parse(&info, buffers)
+}
+
+/// Offsets are those of `struct tcp_info` in include/uapi/linux/tcp.h.
+fn parse(info: &[u8; INFO_BYTES], (send, receive): (u64, u64)) -> Option<Path> {
+    let word = |at: usize| {
+        let (words, _) = info.as_chunks::<4>();
+        u32::from_ne_bytes(words[at / 4])
+    };
+    let (smoothed_us, least_us) = (word(68), word(148));
+    let is_measured = least_us > 0 && least_us != u32::MAX;
+    (smoothed_us > 0).then(|| Path {
+        round_trip: Duration::from_micros(smoothed_us.into()),
+        round_trip_least: Duration::from_micros(if is_measured { least_us } else { smoothed_us }.into()),
+        window_bytes: u64::from(word(80)) * u64::from(word(16)),
+        buffer_bytes: send,
+        receive_buffer_bytes: receive,
+        receive_window_bytes: word(232).into(),
+        peer_window_bytes: word(228).into(),
+        retransmitted: word(100),
+        out_of_order: word(224),
+    })
+}
+
+/// Name of the congestion control of a TCP socket.
+pub(crate) fn congestion_control(socket: &OwnedFd) -> Option<String> {
+    sockopt::tcp_congestion(socket).ok()
+}
+
+/// Sets the congestion control (`TCP_CONGESTION`). The error says what may be chosen here.
+pub(crate) fn set_congestion_control(socket: &OwnedFd, name: &str) -> io::Result<()> {
+    let is_name = |c: char| c.is_ascii_alphanumeric() || "_-".contains(c);
+    let result = match name.len() {
+        1..=CONGESTION_BYTES_MAX if name.chars().all(is_name) => sockopt::set_tcp_congestion(socket, name),
+        _ => Err(Errno::NOENT),
+    };
+    result.map_err(|errno| {
+        let list = |which: &str| {
+            let names = fs::read_to_string(format!("/proc/sys/net/ipv4/tcp_{which}_congestion_control"));
+            names.map_or_else(|_| "unknown".to_owned(), |names| names.trim().to_owned())
+        };
+        let text = match errno {
+            Errno::NOENT => {
+                let names = list("available");
+                format!("this system has no congestion control '{name}'; it has: {names} (others are modules: modprobe tcp_NAME)")
+            }
+            Errno::PERM => {
+                let names = list("allowed");
+                format!(
+                    "congestion control '{name}' is reserved for root; allowed: {names}; as root: sysctl -w \
+                     net.ipv4.tcp_allowed_congestion_control='{names} {name}'"
+                )
+            }
+            errno => format!("congestion control '{name}': {errno}"),
+        };
+        io::Error::new(io::Error::from(errno).kind(), text)
     })
 }
 
@@ -134,5 +226,43 @@ mod tests {
         let before = sockopt::socket_recv_buffer_size(&client).unwrap();
         settle(&client).unwrap();
         assert_eq!(sockopt::socket_recv_buffer_size(&client).unwrap(), before);
+    }
+
+    #[test]
+    fn fields_lie_where_the_kernel_has_them() {
+        let mut info = [0; INFO_BYTES];
+        for (at, word) in info.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+            *word = (at as u32 * 4).to_ne_bytes();
+        }
+        let path = Path {
+            round_trip: Duration::from_micros(68),
+            round_trip_least: Duration::from_micros(148),
+            window_bytes: 80 * 16,
+            buffer_bytes: 1,
+            receive_buffer_bytes: 2,
+            receive_window_bytes: 232,
+            peer_window_bytes: 228,
+            retransmitted: 100,
+            out_of_order: 224,
+        };
+        assert_eq!(parse(&info, (1, 2)), Some(path));
+        info[148..152].fill(0xff);
+        assert_eq!(parse(&info, (1, 2)).unwrap().round_trip_least, path.round_trip, "none measured");
+        info[68..72].fill(0);
+        assert_eq!(parse(&info, (1, 2)), None);
+    }
+
+    #[test]
+    fn a_congestion_control_is_set_or_the_error_lists_those_that_can_be() {
+        let socket: OwnedFd =
+            socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap().into();
+        set_congestion_control(&socket, "reno").unwrap();
+        assert_eq!(congestion_control(&socket).as_deref(), Some("reno"));
+        for name in ["", "nosuch", "reno/", "longer_than_the_kernel_keeps"] {
+            let error = set_congestion_control(&socket, name).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::NotFound, "{error}");
+            let text = error.to_string();
+            assert!(text.contains(&format!("'{name}'")) && text.contains("reno"), "{text}");
+        }
     }
 }

@@ -87,23 +87,39 @@ fn may_be_mended(ending: Ending) -> bool {
 }
 
 fn check_all(job: &Job<'_>, earlier: Option<Earlier>) -> Result<(), Failure> {
-    let mut inspection = Inspection::rehearsal(job, earlier);
+    let inspection = Inspection::rehearsal(job, earlier);
     if job.source.is_stream() || job.destination.is_stream() {
-        stream::check(job)?;
-        inspection.look_at_paths();
-        inspection.look_at_stream();
-        inspection.first()?;
-        let mut io = crate::event_loop()?;
-        if let Some(Ok((_medium, endpoint))) = inspection.look_at_output(&mut io)?.map(|output| output.opened)
-        {
-            crate::close(&mut io, [endpoint]);
-        }
-        return inspection.first();
+        return check_stream(inspection);
     }
     let mut io = crate::event_loop()?;
     let mut looked = look(&mut io, inspection)?;
     crate::close(&mut io, [looked.source]);
     looked.inspection.first()
+}
+
+/// Opens the end that is no stream, as a copy does, and standard output if it is a file or a device.
+fn check_stream(mut inspection: Inspection<'_>) -> Result<(), Failure> {
+    let job = inspection.job;
+    stream::check(job)?;
+    inspection.look_at_paths();
+    inspection.look_at_stream();
+    inspection.first()?;
+    let mut io = crate::event_loop()?;
+    if job.destination.is_stream() {
+        let (_medium, source) = inspection.open_source(&mut io)?;
+        crate::close(&mut io, [source]);
+        let output = inspection.look_at_output(&mut io)?;
+        if let Some(Ok((_medium, endpoint))) = output.map(|output| output.opened) {
+            crate::close(&mut io, [endpoint]);
+        }
+    } else if !inspection.is_absent {
+        let stand_in = stand_in(job, false, 0)?;
+        let at = stand_in.as_ref().map_or(&*job.destination, |stand_in| stand_in as &dyn Address);
+        let (_medium, mut destination) = inspection.open_destination(&mut io, at)?;
+        inspection.look_at_content(&mut io, &mut *destination)?;
+        crate::close(&mut io, [destination]);
+    }
+    inspection.first()
 }
 
 struct Looked<'a> {

@@ -113,6 +113,17 @@ fn two(context: &Context) -> Result<()> {
     fs::write(path("2.pcap"), [&whole[..24], &whole[cut..]].concat())?;
     let value = run(context, dir.path(), &["1.pcap", "2.pcap", "--json"])?.success()?.json()?;
     ensure!(value["before"].is_null() && value["flows"][0]["write"]["commands"] == 80, "{value}");
+    for (files, remark) in [
+        (["before.pcap", "before.pcap"], "both files hold the same connection"),
+        (["2.pcap", "1.pcap"], "the second file was captured before the first"),
+    ] {
+        let text = run(context, dir.path(), &files)?.success()?;
+        let words = text.stdout.split_whitespace().collect::<Vec<_>>().join(" ");
+        ensure!(words.starts_with(&format!("note {remark}")), "{}", text.stdout);
+        ensure!(words.contains(": as fast.") == (files[0] == files[1]), "{}", text.stdout);
+        let value = run(context, dir.path(), &[&files[..], &["--json"]].concat())?.success()?.json()?;
+        ensure!(value["notes"].to_string().contains(remark), "{value}");
+    }
     Ok(())
 }
 

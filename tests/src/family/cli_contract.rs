@@ -293,6 +293,11 @@ fn unreachable_cases(context: &Context, cases: &mut Cases) {
         let output = ours(context, &["copy", &text(&files.source), &format!("{nobody},timeout=3s")])?;
         contains(&output.expect(5)?, &[&nobody.portal])
     });
+    cases.check("unknown-congestion-control-exits-2", || {
+        let endpoint = format!("{},congestion=nosuch", nobody()?);
+        let output = ours(context, &["info", &endpoint])?.expect(2)?;
+        contains(&output, &["no congestion control 'nosuch'", "reno"])
+    });
     cases.check("silent-listener-exits-5-in-time", || {
         let files = Files::new(context)?;
         let listener = std::net::TcpListener::bind(("127.0.0.1", 0))?;

@@ -250,6 +250,8 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
         });
     }
     cases.check("demo", || row(context, place.get()?, ("demo", "demo", &["demo", "a.img"], 0)));
+    const WAN: [&str; 4] = ["demo", "a.img", "--wan", "5ms,0.1%"];
+    cases.check("demo-wan", || row(context, place.get()?, ("demo-wan", "demo", &WAN, 0)));
     let ciphers: Row = ("bench-ciphers", "bench-ciphers", &["bench", "ciphers"], 0);
     cases.check_some(super::FULL_ONLY, ciphers.0, || row(context, place.get()?, ciphers));
     Ok(())

@@ -24,8 +24,7 @@ const KEY: &str = "6IB3dX4mJQMqxHKb7bLYL4ZlvVQcsGGDHmPmUJBjgnM=";
 /// whole, apart from the hint of clap's that follows an error of its own.
 type Row = (&'static str, &'static [&'static str], i32, &'static str);
 
-const OPTIONS: &str =
-    "ro, size, create, grow, format, block-size, physical-block, delay, limit, iops, fault, crash, log";
+const OPTIONS: &str = "ro, size, create, grow, format, block-size, physical-block, delay, limit, iops, fault, crash, log, readahead";
 
 const ROWS: &[Row] = &[
     // Names of files and devices.
@@ -52,7 +51,7 @@ const ROWS: &[Row] = &[
         &["analyze", "disk.img"],
         1,
         "error: cannot read the capture disk.img: this is no capture: it begins with ...; pcap, pcapng and gzip of them are read, and \
-         recordings of `hikyaku watch`. Make one with `tcpdump -i any -s 256 -w slow.pcap tcp port 3260`, or convert one with `editcap -F \
+         recordings of `hikyaku watch`. Make one with `tcpdump -i any -s 700 -w slow.pcap tcp port 3260`, or convert one with `editcap -F \
          pcapng FILE NEW.pcapng`",
     ),
     (

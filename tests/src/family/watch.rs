@@ -146,7 +146,36 @@ fn lines(context: &Context, place: &mut Place) -> Result<()> {
     );
     ensure!(output.stdout.contains(&own), "{own} is not in\n{}", output.stdout);
     let output = place.watch(context, &[&url, "--for", "400ms"])?.success()?;
-    demand!(output.stdout.contains("No verdict yet: it needs 1 s of samples"), "{}", output.stdout)
+    demand!(output.stdout.contains("No verdict: it was watched for "), "{}", output.stdout)
+}
+
+/// A connection that ends before its first verdict is judged at its end, or the line about its end says why it is not.
+fn ended(context: &Context) -> Result<()> {
+    let dir = scratch()?;
+    let mut serve = context.command_in(dir.path());
+    serve.args(["serve", "mem:64M", "--listen", "127.0.0.1:0"]).current_dir(dir.path());
+    let server = Server::start(&mut serve, 1)?;
+    // Connections are looked for once a second: one of 0.9 s may be missed.
+    for (bytes, copies, expected) in
+        [("4M", 4, "No verdict: the connection ended after "), ("12M", 1, " MB/s")]
+    {
+        let mut watch = context.command_in(dir.path());
+        watch.args(["watch", &server.url.portal, "--for", "8s", "--packets", "off"]);
+        let watching = Running::start(watch.current_dir(dir.path()))?;
+        std::thread::sleep(COPY_START);
+        let url = server.url.to_string();
+        for _ in 0..copies {
+            let mut copy = context.command_in(dir.path());
+            let source = format!("pattern:{bytes}");
+            copy.args(["copy", &source, &url, "--rate", "4.6MB/s", "--force", "--quiet"]);
+            run(copy.current_dir(dir.path()), LIMIT)?.success()?;
+        }
+        let output = watching.finish(LIMIT)?.success()?;
+        let is_end = |line: &&str| line.contains("(initiator") && line.contains(" ended: ");
+        let ends: Vec<_> = output.stdout.lines().filter(is_end).collect();
+        ensure!(!ends.is_empty() && ends.iter().all(|end| end.contains(expected)), "{}", output.stdout);
+    }
+    Ok(())
 }
 
 /// A process: its connections, and no others.
@@ -436,6 +465,7 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
     for (name, case) in rows {
         cases.check(name, || case(context, place.get_mut()?));
     }
+    cases.check("ended", || ended(context));
     cases.check("nothing-to-watch", || nothing_to_watch(context));
     cases.check("namespace", || namespace(context));
     cases.check("foreign-programs", || foreign_programs(context));

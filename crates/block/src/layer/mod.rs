@@ -5,6 +5,7 @@ mod delay;
 mod fault;
 mod limit;
 mod log;
+mod readahead;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,8 +17,9 @@ pub use delay::DelayMedium;
 pub use fault::{FaultMedium, FaultRule};
 pub use limit::LimitMedium;
 pub use log::LogMedium;
+pub use readahead::ReadaheadMedium;
 
-pub const OPTIONS: &[&str] = &["delay", "limit", "iops", "fault", "crash", "log"];
+pub const OPTIONS: &[&str] = &["delay", "limit", "iops", "fault", "crash", "log", "readahead"];
 
 /// Wraps `medium` in the layers named in `spec`; the leftmost is nearest to the storage.
 pub fn wrap(spec: &Spec, medium: Arc<dyn Medium>) -> Result<Arc<dyn Medium>, OpenError> {
@@ -35,6 +37,10 @@ pub fn wrap(spec: &Spec, medium: Arc<dyn Medium>) -> Result<Arc<dyn Medium>, Ope
             "fault" => Arc::new(FaultMedium::new(medium, FaultRule::parse(value).map_err(usage)?)),
             "crash" => Arc::new(CrashMedium::new(medium, CrashRule::parse(value).map_err(usage)?)),
             "log" => Arc::new(LogMedium::new(medium)),
+            "readahead" => match readahead::parse(value).map_err(usage)? {
+                Some(bytes_max) => Arc::new(ReadaheadMedium::new(medium, bytes_max)),
+                None => medium,
+            },
             _ => medium,
         };
     }
@@ -92,6 +98,9 @@ macro_rules! forward_medium {
         }
         fn has_failed(&self) -> bool {
             self.inner.has_failed()
+        }
+        fn drop_read_ahead(&self) {
+            self.inner.drop_read_ahead();
         }
         fn lasting_name(&self) -> Option<String> {
             self.inner.lasting_name()

@@ -563,6 +563,10 @@ impl<P: Peer> Inspect for Remote<P> {
     fn tap(&self) -> Option<io::Tap> {
         self.peer.tap()
     }
+
+    fn path(&self) -> Option<crate::PathReport> {
+        self.peer.path()
+    }
 }
 
 impl<P: Peer> Drop for Remote<P> {

@@ -156,6 +156,11 @@ pub trait Peer: Sized {
     fn tap(&self) -> Option<io::Tap> {
         None
     }
+
+    /// As [`Inspect::path`](crate::Inspect::path).
+    fn path(&self) -> Option<crate::PathReport> {
+        None
+    }
 }
 
 /// The meaning of a link's outcome for the endpoint.

@@ -8,7 +8,7 @@ mod written;
 use std::path::{Path, PathBuf};
 
 use monitor::analysis::{Analyzer, Options, Report};
-use monitor::capture::{CaptureError, Reader};
+use monitor::capture::{COMMAND, CaptureError, Reader};
 use monitor::record;
 
 use self::input::{Source, is_stdin, open, shown, unreadable};
@@ -22,15 +22,15 @@ use crate::output;
 /// Reads pcap and pcapng, also compressed by gzip, recordings of `hikyaku watch --record`, or either from a pipe (`-`), and prints one sentence for each iSCSI connection: what the
 /// limit is, what removing it gains, what limits next, and what to type. Then the figures that it rests on: round trip, windows,
 /// losses, and three times of every command: data (Ta), last data to the response (Tb), response to the next command (Tc). Headers
-/// are enough: capture with `tcpdump -s 256`. A recording has samples of the socket and no packets: it shows windows and buffers,
+/// are enough: capture with `tcpdump -s 700`. A recording has samples of the socket and no packets: it shows windows and buffers,
 /// and not what iSCSI waits for. Of two files the second is compared with the first (before and after a change), unless it
 /// continues it; more files are one capture.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  tcpdump -i any -s 256 -w slow.pcap tcp port 3260
+  tcpdump -i any -s 700 -w slow.pcap tcp port 3260
   hikyaku analyze slow.pcap
-  ssh root@host tcpdump -i any -U -s 256 -w - tcp port 3260 | hikyaku analyze -
+  ssh root@host tcpdump -i any -U -s 700 -w - tcp port 3260 | hikyaku analyze -
   hikyaku analyze slow.pcap --html slow.html
   hikyaku analyze slow.pcap --slim to-send.pcapng
   hikyaku analyze slow.pcap tuned.pcap                  what changed?
@@ -92,18 +92,39 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
         if context.stop.is_requested() {
             return Err(context.stop.failure("analyze", shown(&args.files[0])));
         }
-        if !args.json {
-            return Err(input::nothing(&args.files, read.is_recording, &read.report, &context.stop));
-        }
+        return Err(input::nothing(&args.files, read.is_recording, &read.report, &context.stop));
     }
-    let (before, report) = (before.map(|read| read.report), read.report);
+    let remark = before.as_ref().and_then(|before| order(before, &read));
+    let (before, mut report) = (before.map(|read| read.report), read.report);
+    report.notes.extend(remark.map(str::to_owned));
     outputs.finish(context, before.as_ref(), &report)?;
     match (args.json, before) {
         (true, before) => output::json_parts(object::report(before.as_ref(), &report)),
-        (false, Some(before)) => text::print_change(&before, &report),
+        (false, Some(before)) => text::print_change(&before, &report, remark),
         (false, None) => text::print(&report),
     }
     Ok(context.stop.signal().map_or(Exit::Done, Exit::Interrupted))
+}
+
+/// What is said of two files that are not a capture before a change and one after it.
+fn order(before: &Analysed, after: &Analysed) -> Option<&'static str> {
+    let of = |read: &Analysed| {
+        let flow = read.report.flows.first();
+        flow.map(|flow| {
+            (flow.flow.initiator.clone(), flow.flow.target.clone(), flow.payload_bytes, flow.seconds)
+        })
+    };
+    let (first, second) = (of(before)?, of(after)?);
+    let (before_ns, after_ns) = (before.report.ended_ns, after.report.ended_ns);
+    if first == second && before_ns == after_ns {
+        return Some("both files hold the same connection at the same time: there is no change to show");
+    }
+    // The clock of a recording begins with the machine.
+    let first_began_s = before_ns as f64 / 1e9 - first.3;
+    let is_older = after_ns as f64 / 1e9 <= first_began_s && !before.is_recording && !after.is_recording;
+    is_older.then_some(
+        "the second file was captured before the first: if a setting was changed between them, name the older capture first",
+    )
 }
 
 /// Standard input can be read once, and cannot be looked into.
@@ -187,8 +208,7 @@ impl Run<'_> {
             if is_wanted && is_written {
                 let cause = format!("it has samples of a socket and no packets, which {option} needs");
                 return Err(refused(cause).hint(format!(
-                    "--html or --svg show a recording; for {option} capture the packets: {}",
-                    input::CAPTURE
+                    "--html or --svg show a recording; for {option} capture the packets: {COMMAND}"
                 )));
             }
         }
@@ -283,4 +303,36 @@ fn continues(context: &Context, file: &Path, first: &Analysed) -> Result<bool, F
         }
     }
     Ok(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use clap::Args as _;
+    use monitor::capture::{COMMAND, SNAP_BYTES};
+
+    use super::Args;
+
+    /// A capture by the command that is documented gets no note that it is too short.
+    #[test]
+    fn one_capture_command_is_documented() {
+        assert!(COMMAND.contains(&format!(" -s {SNAP_BYTES} ")), "{COMMAND}");
+        let mut texts = vec![(
+            "help".to_owned(),
+            Args::augment_args(clap::Command::new("analyze")).render_long_help().to_string(),
+        )];
+        for page in ["README.md", "docs/guides/slow.md"] {
+            let path = format!("{}/../../{page}", env!("CARGO_MANIFEST_DIR"));
+            texts.push((page.to_owned(), fs::read_to_string(path).unwrap()));
+        }
+        for (page, text) in texts {
+            assert!(text.contains(COMMAND), "{page}");
+            let lengths =
+                text.match_indices(" -s ").filter_map(|(at, _)| text[at + 4..].split_whitespace().next());
+            let lengths: Vec<_> =
+                lengths.filter_map(|word| word.trim_matches('`').parse::<u32>().ok()).collect();
+            assert!(lengths.iter().all(|bytes| *bytes == SNAP_BYTES), "{page}: {lengths:?}");
+        }
+    }
 }

@@ -2,10 +2,11 @@
 
 use super::keys;
 use super::report::FlowReport;
+use crate::capture::SNAP_BYTES;
 use crate::command::{Command, Counts, Kept, Keys, Shares, Summary, Tracker};
 use crate::event::{Distances, Event, Kind, Side};
 use crate::flow::{Flow, Framing};
-use crate::model::{Attribution, Evidence, Peers, advise, judge};
+use crate::model::{Attribution, Evidence, Peers, advise, doubt, judge};
 use crate::series::Collector;
 use crate::view;
 
@@ -164,7 +165,7 @@ impl Connection {
         };
         let mut verdict = judge(&evidence);
         if has_no_headers(flow) {
-            verdict.confidence = verdict.confidence.min(GUESS);
+            doubt(&mut verdict, &evidence, GUESS);
         }
         let names = [view.initiator_name.as_deref(), view.target_name.as_deref()];
         let alias = flow.key(Side::Target, "TargetAlias");
@@ -216,7 +217,9 @@ fn notes(flow: &Flow, counts: &Counts) -> Vec<String> {
     );
     note(
         has_no_headers(flow),
-        "the capture length cuts off all iSCSI headers, and what limits is a guess: capture again with tcpdump -s 256".to_owned(),
+        format!(
+            "the capture length cuts off all iSCSI headers, and what limits is a guess: capture again with tcpdump -s {SNAP_BYTES}"
+        ),
     );
     note(
         is_framed(Framing::Unframed) || is_framed(Framing::Searching) && counts.commands == 0,
@@ -230,9 +233,10 @@ fn notes(flow: &Flow, counts: &Counts) -> Vec<String> {
     );
     note(
         flow.is_from_start && !flow.is_login_whole && !flow.negotiated.is_empty(),
-        "the text of the login is cut off by the capture length: keys that are not listed are unknown; capture 700 bytes of each \
-         packet (tcpdump -s 700), or all (-s 0), to see them"
-            .to_owned(),
+        format!(
+            "the text of the login is cut off by the capture length: keys that are not listed are unknown; capture {SNAP_BYTES} bytes \
+             of each packet (tcpdump -s {SNAP_BYTES}), or all (-s 0), to see them"
+        ),
     );
     let lost = flow.total(|counts| counts.capture_lost_bytes);
     note(

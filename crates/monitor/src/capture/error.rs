@@ -2,6 +2,11 @@
 
 use std::io;
 
+/// Bytes of each packet to capture: they hold the headers of its PDUs and the text of a login, 512 bytes and its headers.
+pub const SNAP_BYTES: u32 = 700;
+/// The command that captures, in every message.
+pub const COMMAND: &str = "tcpdump -i any -s 700 -w slow.pcap tcp port 3260";
+
 /// Nothing of the capture could be read. Each text says what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum CaptureError {
@@ -11,7 +16,7 @@ pub enum CaptureError {
     Empty,
     #[error(
         "this is no capture: it begins with {0}; pcap, pcapng and gzip of them are read, and recordings of `hikyaku watch`. Make \
-         one with `tcpdump -i any -s 256 -w slow.pcap tcp port 3260`, or convert one with `editcap -F pcapng FILE NEW.pcapng`"
+         one with `{COMMAND}`, or convert one with `editcap -F pcapng FILE NEW.pcapng`"
     )]
     Unrecognised(String),
     #[error("this is a recording of `hikyaku watch` within gzip: `gzip -dc FILE | hikyaku analyze -`")]
@@ -49,7 +54,7 @@ pub enum Note {
     Untimed(u64),
     #[error(
         "the capturing machine dropped {0} packets before they were written: capture fewer bytes of each packet \
-         (`tcpdump -s 256 -B 65536`)"
+         (`tcpdump -s {SNAP_BYTES} -B 65536`)"
     )]
     Dropped(u64),
     #[error(

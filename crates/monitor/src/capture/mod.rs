@@ -19,6 +19,6 @@ mod tests;
 
 pub use comments::Comments;
 pub use container::Frame;
-pub use error::{CaptureError, Note};
+pub use error::{COMMAND, CaptureError, Note, SNAP_BYTES};
 pub(crate) use live::live;
 pub use reader::{Counts, Reader};

@@ -4,6 +4,7 @@
 //! line that begins with `#` is done by hand.
 
 use super::peers::Peers;
+use super::words::mb;
 use super::{Advice, Cause, Evidence, Verdict};
 use crate::event::Side;
 use crate::event::Side::{Initiator, Target};
@@ -18,6 +19,23 @@ struct Sizes {
     /// Outstanding commands that fill the path.
     depth: u64,
     block: u64,
+    /// Seconds that a command takes by itself, in the present rounds of R2Ts.
+    command_s: f64,
+    /// Rate that the verdict expects without the limit.
+    expected: Option<f64>,
+}
+
+impl Sizes {
+    /// What `depth` commands at once carry at most, if that is less than the verdict expects without the limit.
+    fn bound(&self, depth: u64) -> String {
+        let rate = depth as f64 * self.block as f64 / self.command_s;
+        match self.expected {
+            Some(expected) if rate < expected => {
+                format!(" ({depth} at once carry at most {})", mb(rate))
+            }
+            _ => String::new(),
+        }
+    }
 }
 
 fn sizes(evidence: &Evidence, verdict: &Verdict) -> Sizes {
@@ -30,7 +48,10 @@ fn sizes(evidence: &Evidence, verdict: &Verdict) -> Sizes {
     // Never fewer than there are.
     let present = evidence.protocol.map_or(0, |protocol| u64::from(protocol.depth_max));
     let depth = (product as u64).div_ceil(block).max(2 * present).clamp(2, 1024);
-    Sizes { buffer, depth, block }
+    let rounds = evidence.protocol.map_or(0, |protocol| protocol.r2t_rounds);
+    let moving = evidence.path.line_bytes_per_s.map_or(0.0, |line| block as f64 / line);
+    let command_s = f64::from(rounds.saturating_add(1)) * rtt + moving;
+    Sizes { buffer, depth, block, command_s, expected: verdict.expected_bytes_per_s }
 }
 
 /// Words that a user replaces in a command, and what tells them.
@@ -153,6 +174,8 @@ pub(super) fn lines(evidence: &Evidence, verdict: &Verdict, peers: &Peers) -> Ve
     all
 }
 
+/// Most requests that `qemu-img convert -m` keeps outstanding.
+const QEMU_IMG_MAX: u64 = 16;
 /// Most that FirstBurstLength and MaxBurstLength can be (RFC 7143 sections 13.13, 13.14: 2^24 - 1), in 512s.
 const BURST_MAX: u64 = 16_776_192;
 
@@ -170,8 +193,9 @@ fn r2t(lines: &mut Lines<'_>, sizes: &Sizes) {
         "",
         &format!(
             "add -m {} -W to qemu-img convert: its libiscsi takes bursts of 256 KiB and one R2T at most, and more requests \
-             outstanding hide the waits",
-            sizes.depth.min(16)
+             outstanding hide the waits{}",
+            sizes.depth.min(QEMU_IMG_MAX),
+            sizes.bound(sizes.depth.min(QEMU_IMG_MAX))
         ),
     );
     lines.tried("open-iscsi", Initiator, &iscsiadm(&settings), AGAIN);
@@ -235,8 +259,9 @@ fn queue_depth(lines: &mut Lines<'_>, sizes: &Sizes) {
         Initiator,
         "",
         &format!(
-            "add -m {} -W to qemu-img convert; for a guest's disk, iodepth {depth} in the guest",
-            depth.min(16)
+            "add -m {} -W to qemu-img convert{}; for a guest's disk, iodepth {depth} in the guest",
+            depth.min(QEMU_IMG_MAX),
+            sizes.bound(depth.min(QEMU_IMG_MAX))
         ),
     );
     lines.tried(
@@ -244,8 +269,9 @@ fn queue_depth(lines: &mut Lines<'_>, sizes: &Sizes) {
         Initiator,
         "",
         &format!(
-            "let the program keep {depth} requests outstanding (fio --iodepth={depth}; dd has one: a tool with more, or \
-             larger blocks)"
+            "let the program keep {depth} requests outstanding{} (fio --iodepth={depth}; dd has one: a tool with more, or \
+             larger blocks)",
+            sizes.bound(depth)
         ),
     );
     lines.tried("open-iscsi", Initiator, &iscsiadm(&settings), AGAIN);
@@ -423,7 +449,16 @@ fn cpu(lines: &mut Lines<'_>, sender: Side) {
 
 fn think_time(lines: &mut Lines<'_>, sizes: &Sizes) {
     let depth = sizes.depth;
-    lines.tried("QEMU", Initiator, "", &format!("add -m {} -W to qemu-img convert", depth.min(16)));
+    lines.tried(
+        "QEMU",
+        Initiator,
+        "",
+        &format!(
+            "add -m {0} -W to qemu-img convert{1}",
+            depth.min(QEMU_IMG_MAX),
+            sizes.bound(depth.min(QEMU_IMG_MAX))
+        ),
+    );
     lines.tried(
         "Linux",
         Initiator,
@@ -433,12 +468,47 @@ fn think_time(lines: &mut Lines<'_>, sizes: &Sizes) {
     lines.tried("hikyaku", Initiator, "", "copy with hikyaku copy: it keeps the queue full");
 }
 
+/// Programs of which one at most is the initiator, and the target.
+const ENDS: [&[&str]; 2] = [&["open-iscsi", "QEMU", "ESXi", "Windows"], &["LIO", "tgt"]];
+
+/// Introduces lines that are for several programs.
+pub const ENDS_UNKNOWN: &str =
+    "Which programs the two ends are is not known: a line for each program that they can be.";
+
+/// Whether the lines are for several programs because it is not known which one an end is.
+#[must_use]
+pub fn is_for_several(lines: &[Advice]) -> bool {
+    let is_advised = |system: &&&str| lines.iter().any(|line| line.system == **system);
+    ENDS.iter().any(|systems| systems.iter().filter(is_advised).count() > 1)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn line(peers: &Peers, command: &str, remark: &str) -> String {
         Lines { peers, cause: Cause::R2t, all: Vec::new() }.line(command, remark)
+    }
+
+    /// The sentence promises what the removal of the cause gives; a line that gives less says so.
+    #[test]
+    fn a_line_says_what_its_value_gives_at_most() {
+        // 16 commands of 64 KiB on a round trip of 100 ms carry 10.5 MB/s, with one R2T each 5.2 MB/s.
+        for (command_s, expected, bound) in [
+            (0.1, Some(50e6), " (16 at once carry at most 10.5 MB/s)"),
+            (0.2, Some(50e6), " (16 at once carry at most 5.2 MB/s)"),
+            (0.1, Some(10e6), ""),
+            (0.1, None, ""),
+            (0.0, Some(50e6), ""),
+        ] {
+            let sizes = Sizes { buffer: 1 << 20, depth: 120, block: 64 << 10, command_s, expected };
+            assert_eq!(sizes.bound(16), bound, "{command_s} s, {expected:?}");
+            let peers = Peers::default();
+            let mut lines = Lines { peers: &peers, cause: Cause::QueueDepth, all: Vec::new() };
+            queue_depth(&mut lines, &sizes);
+            let qemu = lines.all.iter().find(|(advice, _)| advice.system == "QEMU").unwrap();
+            assert!(qemu.0.line.contains(&format!("-m 16 -W to qemu-img convert{bound};")), "{:?}", qemu.0);
+        }
     }
 
     #[test]

@@ -7,7 +7,7 @@ use crate::event::Vantage;
 /// A second limit is named from this part of the first one's share on.
 const CLOSE: f64 = 0.8;
 /// From this confidence on a verdict must not be wrong.
-const SURE: f64 = 0.8;
+pub const SURE: f64 = 0.8;
 /// Confidence with which a limit is named that another cause explains as well.
 const DOUBTFUL: f64 = 0.6;
 /// Least share of a limit's time that another cause has to explain to be a candidate.
@@ -116,6 +116,12 @@ fn is_at_sender(evidence: &Evidence) -> bool {
 /// Gives the verdict on this evidence the advice for these ends. [`judge`] gives that for ends that are not known.
 pub fn advise(verdict: &mut Verdict, evidence: &Evidence, peers: &Peers) {
     verdict.advice = advice::lines(evidence, verdict, peers);
+}
+
+/// Bounds the confidence of the verdict on this evidence by `most`, for a reason that the evidence does not hold.
+pub fn doubt(verdict: &mut Verdict, evidence: &Evidence, most: f64) {
+    verdict.confidence = verdict.confidence.min(most);
+    verdict.sentence = words::sentence(evidence, verdict);
 }
 
 /// What the processor shows settles what a capture leaves open.

@@ -17,10 +17,11 @@ mod tests;
 mod verdict;
 mod words;
 
+pub use advice::{ENDS_UNKNOWN, is_for_several};
 pub use attribution::Attribution;
 pub use cause::{Cause, Seconds};
 pub use evidence::{Caps, Cpu, Evidence, Path, Protocol, Source};
-pub use judge::{advise, judge};
+pub use judge::{SURE, advise, doubt, judge};
 pub use peers::{Peers, System};
 pub use sampled::{combined, sampled};
 pub use verdict::{Advice, Verdict};

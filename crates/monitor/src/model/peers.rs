@@ -17,6 +17,18 @@ pub enum System {
 }
 
 impl System {
+    /// By the name of the process that holds a socket, which the kernel cuts after 15 bytes; `None`: not known.
+    #[must_use]
+    pub fn of_process(name: &str) -> Option<Self> {
+        match name {
+            "hikyaku" => Some(Self::Hikyaku),
+            "tgtd" => Some(Self::Tgt),
+            "iscsid" => Some(Self::OpenIscsi),
+            name if name.starts_with("qemu-") => Some(Self::Qemu),
+            _ => None,
+        }
+    }
+
     /// As advice names it; `None` for [`System::Other`].
     const fn name(self) -> Option<&'static str> {
         Some(match self {
@@ -112,6 +124,17 @@ impl Peers {
         }
     }
 
+    /// Notes which program an end is, as its machine shows it; a program that a login names stays if that is not known.
+    #[must_use]
+    pub fn with(mut self, side: Side, system: Option<System>) -> Self {
+        let end = match side {
+            Side::Initiator => &mut self.initiator,
+            Side::Target => &mut self.target,
+        };
+        *end = system.or(*end);
+        self
+    }
+
     fn of(&self, side: Side) -> Option<System> {
         match side {
             Side::Initiator => self.initiator,
@@ -160,6 +183,25 @@ mod tests {
         for hostile in ["iqn.a;reboot", "iqn.a b", "xxxx", "iqn.$(id)", "iqn.a\n"] {
             assert_eq!(Peers::of_login(None, Some(hostile), None, "p").target_name, None, "{hostile}");
         }
+    }
+
+    #[test]
+    fn a_process_tells_its_end_and_leaves_the_other() {
+        for (process, initiator) in [
+            ("qemu-system-x86", Some(System::Qemu)),
+            ("qemu-img", Some(System::Qemu)),
+            ("iscsid", Some(System::OpenIscsi)),
+            ("hikyaku", Some(System::Hikyaku)),
+            ("dd", None),
+        ] {
+            let peers = Peers::default().with(Side::Initiator, System::of_process(process));
+            assert_eq!((peers.initiator, peers.target), (initiator, None), "{process}");
+            assert_eq!(peers.fits("ESXi", Side::Initiator), initiator.is_none(), "{process}");
+        }
+        let tgt = Peers::default().with(Side::Target, System::of_process("tgtd"));
+        assert!(!tgt.fits("LIO", Side::Target) && tgt.fits("tgt", Side::Target));
+        // A program that the login named is not forgotten.
+        assert_eq!(tgt.with(Side::Target, None).target, Some(System::Tgt));
     }
 
     #[test]

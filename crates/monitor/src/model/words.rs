@@ -1,11 +1,11 @@
 //! The verdict as one sentence.
 
-use super::judge::is_short;
+use super::judge::{SURE, is_short};
 use super::{Cause, Evidence, Source, Verdict};
 use crate::event::{Side, Vantage};
 
 /// A rate as the whole program writes it.
-fn mb(bytes_per_s: f64) -> String {
+pub(super) fn mb(bytes_per_s: f64) -> String {
     match bytes_per_s {
         rate if rate >= 1e9 => format!("{:.2} GB/s", rate / 1e9),
         rate if rate >= 1e8 => format!("{:.0} MB/s", rate / 1e6),
@@ -144,8 +144,9 @@ pub(super) fn sentence(evidence: &Evidence, verdict: &Verdict) -> String {
             listed(&names, "or")
         );
     }
+    let probably = if verdict.confidence < SURE { "probably " } else { "" };
     let mut text = format!(
-        "{rate}, limited {:.0} % of the time by {}",
+        "{rate}, {probably}limited {:.0} % of the time by {}",
         verdict.share * 100.0,
         limit(evidence, verdict.limit)
     );
@@ -186,14 +187,16 @@ pub(super) fn notes(evidence: &Evidence, verdict: &Verdict) -> Vec<String> {
             Cause::Loss => format!("a capture at the {sender} tells which"),
             _ => format!("samples of the {sender}'s socket tell which (`hikyaku watch` at the {sender})"),
         };
-        let what = match evidence.source {
-            Source::Own(_) => String::new(),
-            Source::Probe(_) if verdict.limit == Cause::Unknown => {
-                "; packets tell which (`sudo hikyaku watch`, or a capture)".to_owned()
-            }
-            _ => format!("; {what}"),
-        };
-        notes.push(format!("The observation fits {}{what}.", listed(&names, "and")));
+        // The sentence of an undecided verdict lists the candidates already.
+        let is_decided = verdict.limit != Cause::Unknown;
+        match evidence.source {
+            Source::Own(_) if !is_decided => {}
+            Source::Own(_) => notes.push(format!("The observation fits {}.", listed(&names, "and"))),
+            Source::Probe(_) if !is_decided => notes
+                .push("Packets tell which of these limits: `sudo hikyaku watch`, or a capture.".to_owned()),
+            _ if !is_decided => notes.push(format!("Which of these limits: {what}.")),
+            _ => notes.push(format!("The observation fits {}; {what}.", listed(&names, "and"))),
+        }
     }
     if evidence.path.capture_lost_bytes > 0 {
         notes.push(format!(

@@ -28,6 +28,8 @@ const fn ask(attribute: u16) -> u8 {
 /// TCP states as the kernel numbers them.
 pub const ESTABLISHED: u8 = 1;
 pub const LISTEN: u8 = 10;
+pub(super) const FIN_WAIT2: u8 = 5;
+pub(super) const TIME_WAIT: u8 = 6;
 /// States in which a socket may still send or receive: ESTABLISHED, FIN_WAIT1, FIN_WAIT2, CLOSE_WAIT, LAST_ACK, CLOSING.
 const STATES_OPEN: u32 = 1 << 1 | 1 << 4 | 1 << 5 | 1 << 8 | 1 << 9 | 1 << 11;
 const STATES_ALL: u32 = u32::MAX;

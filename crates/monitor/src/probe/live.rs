@@ -11,7 +11,7 @@ use super::packets::PacketProber;
 use super::sessions::Session;
 use crate::analysis::{Analyzer, FlowReport, Options};
 use crate::event::Side;
-use crate::model::{Evidence, Verdict, combined, judge, sampled};
+use crate::model::{Evidence, Peers, System, Verdict, advise, combined, judge, sampled};
 use crate::{capture, packet::Packet};
 
 /// Most packets that one call reads: the caller samples sockets between calls.
@@ -56,8 +56,8 @@ impl Live {
         self.prober.read(PACKETS_MAX, |packet: &Packet<'_>| analyzer.handle(packet))
     }
 
-    /// The verdicts of the period since [`Live::begin`], by the places of their sessions; the next period begins. A
-    /// connection without data has none.
+    /// The verdicts of the period since [`Live::begin`], by the places of their sessions, those that have ended included; the
+    /// next period begins. A connection without data has none.
     pub fn judge(&mut self, sessions: &[Session]) -> io::Result<Vec<(usize, Verdict)>> {
         let analyzer = std::mem::replace(&mut self.analyzer, Analyzer::new(Options::default()));
         let report = analyzer.finish("packets", capture::Counts::default(), &[]);
@@ -65,8 +65,8 @@ impl Live {
         let lost = dropped.saturating_sub(std::mem::replace(&mut self.dropped_before, dropped));
         let mut verdicts = Vec::new();
         for flow in report.flows.iter().filter(|flow| flow.evidence.data_bytes > 0) {
-            let live = sessions.iter().enumerate().filter(|(_, session)| !session.ended);
-            let ends: Vec<(usize, &Session)> = live.filter(|(_, session)| is_of(flow, session)).collect();
+            let all = sessions.iter().enumerate();
+            let ends: Vec<(usize, &Session)> = all.filter(|(_, session)| is_of(flow, session)).collect();
             // Both ends may be on this machine: the sender's socket tells more.
             let sender = ends.iter().find(|(_, session)| session.side == flow.evidence.sender);
             let samples = sender.or(ends.first()).and_then(|(_, session)| of_samples(session));
@@ -75,6 +75,9 @@ impl Live {
                 None => flow.evidence.clone(),
             };
             let mut verdict = judge(&evidence);
+            if let Some((_, session)) = ends.first() {
+                advise(&mut verdict, &evidence, &peers(session, sessions));
+            }
             if lost > 0 {
                 let note =
                     format!("{lost} packets came faster than they could be read; a smaller load shows more");
@@ -107,9 +110,26 @@ fn of_samples(session: &Session) -> Option<Evidence> {
     sampled(session.side, &session.samples(), session.cpu)
 }
 
-/// The verdict of samples alone: of what iSCSI waits for it can only name candidates.
-pub fn judge_samples(session: &Session) -> Option<Verdict> {
-    of_samples(session).filter(|evidence| evidence.data_bytes > 0).map(|evidence| judge(&evidence))
+/// The verdict of samples alone: of what iSCSI waits for it can only name candidates. `all` has the other end, if it is on
+/// this machine.
+pub fn judge_samples(session: &Session, all: &[Session]) -> Option<Verdict> {
+    let evidence = of_samples(session).filter(|evidence| evidence.data_bytes > 0)?;
+    let mut verdict = judge(&evidence);
+    advise(&mut verdict, &evidence, &peers(session, all));
+    Some(verdict)
+}
+
+/// The programs at both ends, as far as this machine shows them.
+fn peers(session: &Session, all: &[Session]) -> Peers {
+    let target_name = session.kernel.as_ref().map(|kernel| &*kernel.target);
+    let peers = Peers::of_login(None, target_name, None, &canonical(target_of(session)).to_string());
+    let is_other =
+        |other: &&Session| (other.ends.local, other.ends.remote) == (session.ends.remote, session.ends.local);
+    let ends = std::iter::once(session).chain(all.iter().find(is_other));
+    ends.fold(peers, |peers, end| {
+        let owner = end.owner.as_ref().and_then(|owner| System::of_process(&owner.name));
+        peers.with(end.side, if end.kernel.is_some() { Some(System::OpenIscsi) } else { owner })
+    })
 }
 
 #[cfg(test)]

@@ -53,7 +53,7 @@ const ESTALE: i32 = libc::ESTALE;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome<R> {
     Sampled(R),
-    /// The socket exists no more.
+    /// The socket exists no more, or waits for nothing but the end of its time.
     Gone,
     /// The kernel did not answer, or refused: this sample is lost, the next one may come.
     Missed,
@@ -169,6 +169,7 @@ fn outcome<'a>(message: &netlink::Message<'a>, at_ns: u64) -> Outcome<Reply<'a>>
         Some(ENOENT | ESTALE) => Outcome::Gone,
         Some(_) => Outcome::Missed,
         None => match diag::reply(message.payload, at_ns) {
+            Some(reply) if message.kind == diag::BY_FAMILY && reply.has_ended() => Outcome::Gone,
             Some(reply) if message.kind == diag::BY_FAMILY => Outcome::Sampled(reply),
             _ => Outcome::Missed,
         },
@@ -297,5 +298,16 @@ mod tests {
         assert_eq!(message(20, &[0; 71]), Outcome::Missed);
         assert!(matches!(message(20, &[0; 72]), Outcome::Sampled(_)));
         assert_eq!(message(21, &[0; 72]), Outcome::Missed);
+        // A closed socket has no figures; one whose peer may still send has.
+        let in_state = |state: u8, more: &[u8]| {
+            let mut bytes = vec![0; 72];
+            bytes[1] = state;
+            bytes.extend_from_slice(more);
+            message(20, &bytes)
+        };
+        let info = [12, 0, 2, 0, 5, 0, 0, 0, 0, 0, 0, 0];
+        assert_eq!(in_state(diag::TIME_WAIT, &[]), Outcome::Gone);
+        assert_eq!(in_state(diag::FIN_WAIT2, &[]), Outcome::Gone);
+        assert!(matches!(in_state(diag::FIN_WAIT2, &info), Outcome::Sampled(_)));
     }
 }

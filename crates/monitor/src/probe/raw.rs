@@ -99,6 +99,13 @@ impl Reply<'_> {
         self.keep().sample()
     }
 
+    /// Whether the socket only waits for the end of its time: both ends have sent all. The kernel keeps no figures of such a
+    /// socket, and its state is TIME_WAIT, or FIN_WAIT2 where the peer has not closed.
+    pub(super) fn has_ended(&self) -> bool {
+        let has_figures = || netlink::attributes(self.attributes).any(|(number, _)| number == diag::INFO);
+        self.state == diag::TIME_WAIT || self.state == diag::FIN_WAIT2 && !has_figures()
+    }
+
     pub(super) fn keep(&self) -> Raw {
         let mut raw = Raw::EMPTY;
         self.keep_in(&mut raw);

@@ -7,7 +7,9 @@ use std::collections::{HashMap, HashSet};
 use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
+use std::time::Duration;
 
+use super::diag::FIN_WAIT2;
 use super::kernel::{self, KernelSession};
 use super::raw::{History, Raw, Reply};
 use super::{Ends, Found, NamespaceError, Outcome, Owner, Prober, Processes, Route, RouteProber};
@@ -103,6 +105,14 @@ impl Session {
     /// Whether there is a sample.
     pub fn is_sampled(&self) -> bool {
         self.latest.is_some()
+    }
+
+    /// Time from the first sample that is kept to the last.
+    pub fn sampled_for(&self) -> Duration {
+        let ends = self.before(u64::MAX).zip(self.latest.as_ref());
+        ends.map_or(Duration::ZERO, |(first, last)| {
+            Duration::from_nanos(last.at_ns().saturating_sub(first.at_ns))
+        })
     }
 
     /// The samples that are kept, in the order of time: [`HISTORY_NS`](crate::limits::HISTORY_NS) apart, and the last one.
@@ -232,7 +242,9 @@ impl Sessions {
             session.inode = same.map_or(0, |found| found.inode);
         }
         let known: HashSet<[u32; 2]> = self.live().map(|session| session.cookie).collect();
-        let unknown = table.into_iter().filter(|found| !known.contains(&found.cookie));
+        // A closed socket whose peer has not closed stays in the table for a minute.
+        let is_open = |found: &Found| found.state != FIN_WAIT2 || found.inode != 0;
+        let unknown = table.into_iter().filter(|found| is_open(found) && !known.contains(&found.cookie));
         let mut fresh: Vec<Found> = unknown.collect();
         // Whose sockets those are that were there before is asked again only now and then.
         let others: HashSet<_> = fresh.iter().map(|found| (found.cookie, found.inode)).collect();
@@ -506,7 +518,7 @@ mod tests {
         let mine = sessions.all().iter().find(|session| session.ends.local == near.local_addr().unwrap());
         let mine = mine.unwrap();
         assert_eq!((mine.side, mine.owner.as_ref().unwrap().pid), (Side::Initiator, std::process::id()));
-        socket2::SockRef::from(&near).set_linger(Some(std::time::Duration::ZERO)).unwrap();
+        socket2::SockRef::from(&near).set_linger(Some(Duration::ZERO)).unwrap();
         drop((near, far));
         sessions.sample(|_, _| ()).unwrap();
         assert!(sessions.all().iter().filter(|session| is_ours(&session.ends)).all(|session| session.ended));

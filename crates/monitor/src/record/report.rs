@@ -10,7 +10,7 @@ use crate::capture;
 use crate::command::{Counts, Summary};
 use crate::event::{Distances, Side, Vantage};
 use crate::limits::{FLOWS_REPORTED_MAX, RECORD_SAMPLES_MAX, SERIES_POINTS_MAX};
-use crate::model::{Cpu, Evidence, Source, judge, sampled};
+use crate::model::{Cpu, Evidence, Peers, Source, System, advise, judge, sampled};
 use crate::sample::Sample;
 use crate::series::{Bins, Collector, Point, Series};
 use crate::view;
@@ -239,6 +239,12 @@ impl End {
     fn report(self, id: u64, evidence: Evidence, source: &str, points_max: usize) -> FlowReport {
         let [initiator, target] = self.ends();
         let name = Some(self.flow.target.clone()).filter(|name| !name.is_empty());
+        // Only sessions of the kernel's initiator have a name here.
+        let owner = System::of_process(&self.flow.process);
+        let system = if name.is_some() { Some(System::OpenIscsi) } else { owner };
+        let peers = Peers::of_login(None, name.as_deref(), None, &target).with(self.flow.side, system);
+        let mut verdict = judge(&evidence);
+        advise(&mut verdict, &evidence, &peers);
         let flow = view::Flow {
             id: id.to_string(),
             source: source.to_owned(),
@@ -260,7 +266,7 @@ impl End {
         let series = if points_max > 0 { self.series(points_max) } else { Series::default() };
         FlowReport {
             flow,
-            verdict: judge(&evidence),
+            verdict,
             seconds: period_ns(&self.part) as f64 / 1e9,
             evidence,
             series,

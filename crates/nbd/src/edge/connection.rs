@@ -105,7 +105,7 @@ impl Connection {
         let token = |operation: Operation| Token { owner, key: generation << 2 | operation as u32 };
         let socket: Handle = match address {
             Address::Tcp(address) => {
-                let socket = Rc::new(io::socket(*address).map_err(Failure::Connect)?);
+                let socket = Rc::new(io::socket(*address, None).map_err(Failure::Connect)?);
                 io.connect(token(Operation::Connect), &socket, *address);
                 socket
             }

@@ -151,13 +151,14 @@ impl<'a> Talk<'a> {
         let mut left = addresses.clone();
         let connected_by = io.now() + CONNECT_TIMEOUT.min(options.timeout);
         while !left.is_empty() {
-            let (address, socket) = match race::connect(io, &mut left, connected_by) {
-                Ok(connected) => connected,
-                Err(error) => {
-                    last = Some(explain(url, Failure::Connect(error)));
-                    break;
-                }
-            };
+            let (address, socket) =
+                match race::connect(io, &mut left, options.congestion.as_deref(), connected_by) {
+                    Ok(connected) => connected,
+                    Err(error) => {
+                        last = Some(explain(url, Failure::Connect(error)));
+                        break;
+                    }
+                };
             let mut socket = Some(socket);
             let portal = Portal { address, addresses: &addresses, redirected: None };
             let mut declined = false;
@@ -202,7 +203,10 @@ impl<'a> Talk<'a> {
         let owner = io.owner();
         let session = match socket {
             Some(socket) => Session::connected(io, owner, socket, config, sealing, tls)?,
-            None => Session::connect(io, owner, 0, address, config, sealing, tls)?,
+            None => {
+                let to = (address, options.congestion.as_deref());
+                Session::connect(io, owner, 0, to, config, sealing, tls)?
+            }
         };
         let deadline = io.now() + options.timeout;
         let mut talk = Talk { io, url, owner, session, known: None, timeout: options.timeout, deadline };

@@ -21,7 +21,16 @@ const WINDOWS: usize = 10;
 /// Least length of a window, on paths with a shorter round trip.
 const WINDOW_MIN: Duration = Duration::from_millis(20);
 
-/// Bytes in flight and the rates of one session.
+/// The most that all sessions of an endpoint had.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Most {
+    /// Bytes of commands in flight.
+    pub(super) in_flight: u64,
+    /// Rounds of R2Ts of one write.
+    pub(super) r2t_rounds: u32,
+}
+
+/// Commands in flight and the rates of one session.
 #[derive(Debug)]
 pub(super) struct Distance {
     round_trip: Duration,
@@ -31,6 +40,11 @@ pub(super) struct Distance {
     /// Bytes of each command in flight, by the number of its task.
     commands: Vec<u32>,
     in_flight: u64,
+    /// Commands in flight.
+    count: u32,
+    /// Rates that were measured.
+    measured: usize,
+    most: Most,
     /// The present window: its start, the bytes that ended in it, and the fewest that were in flight.
     since: Duration,
     bytes: u64,
@@ -40,14 +54,17 @@ pub(super) struct Distance {
 }
 
 impl Distance {
-    /// A new session at `now`.
-    pub(super) fn new(now: Duration) -> Self {
+    /// A new session at `now`; `most` is what earlier ones had.
+    pub(super) fn new(now: Duration, most: Most) -> Self {
         Self {
             round_trip: Duration::ZERO,
             rates: [START_RATE; WINDOWS],
             next: 0,
             commands: Vec::new(),
             in_flight: 0,
+            count: 0,
+            measured: 0,
+            most,
             since: now,
             bytes: 0,
             least: 0,
@@ -62,13 +79,20 @@ impl Distance {
         }
         self.commands[task] = bytes;
         self.in_flight += u64::from(bytes);
+        self.count += 1;
         self.write_rounds = write_rounds.unwrap_or(self.write_rounds);
+        let Most { in_flight, r2t_rounds } = self.most;
+        self.most = Most {
+            in_flight: in_flight.max(self.in_flight),
+            r2t_rounds: r2t_rounds.max(write_rounds.map_or(0, |rounds| rounds - 1)),
+        };
     }
 
     /// A command ends, after so many bytes.
     pub(super) fn on_end(&mut self, task: usize, moved: u32) {
         let bytes = self.commands.get_mut(task).map_or(0, std::mem::take);
         self.in_flight -= u64::from(bytes);
+        self.count = self.count.saturating_sub(1);
         self.least = self.least.min(self.in_flight);
         self.bytes += u64::from(moved);
     }
@@ -88,6 +112,7 @@ impl Distance {
             if is_path || rate > self.rate() {
                 self.rates[self.next] = rate;
                 self.next = (self.next + 1) % WINDOWS;
+                self.measured += 1;
             }
         }
         self.round_trip = round_trip.unwrap_or_default();
@@ -96,6 +121,20 @@ impl Distance {
 
     fn rate(&self) -> f64 {
         self.rates.iter().copied().fold(0.0, f64::max)
+    }
+
+    /// The highest of the last rates that were measured; `None` until one was.
+    pub(super) fn measured_rate(&self) -> Option<f64> {
+        self.rates[..self.measured.min(WINDOWS)].iter().copied().reduce(f64::max)
+    }
+
+    /// Commands in flight.
+    pub(super) fn commands(&self) -> u32 {
+        self.count
+    }
+
+    pub(super) fn most(&self) -> Most {
+        self.most
     }
 
     fn worth(&self, rounds: u32) -> u64 {
@@ -137,7 +176,7 @@ mod tests {
     /// A path with a round-trip time, a bottleneck with a rate in bytes per second, and a submitter that keeps in flight
     /// what is worth it, at least four commands. Returns the rate of each round trip.
     fn run(round_trip: Duration, rate: f64, rounds: usize, bound: u64) -> Vec<f64> {
-        let mut distance = Distance::new(Duration::ZERO);
+        let mut distance = Distance::new(Duration::ZERO, Most::default());
         distance.on_window(Duration::ZERO, Some(round_trip));
         let (mut now, mut free_at) = (Duration::ZERO, 0.0f64);
         let mut flying = std::collections::VecDeque::new();
@@ -176,7 +215,7 @@ mod tests {
 
     #[test]
     fn on_a_slow_path_hardly_more_is_in_flight_than_it_holds() {
-        let mut distance = Distance::new(Duration::ZERO);
+        let mut distance = Distance::new(Duration::ZERO, Most::default());
         distance.on_window(Duration::ZERO, Some(MS * 50));
         assert_eq!(distance.of_reads(), 12_500_000, "until it is measured");
         for window in 1..=20u32 {
@@ -194,7 +233,7 @@ mod tests {
 
     #[test]
     fn a_submitter_that_pauses_says_nothing_of_the_path() {
-        let mut distance = Distance::new(Duration::ZERO);
+        let mut distance = Distance::new(Duration::ZERO, Most::default());
         distance.on_window(Duration::ZERO, Some(MS * 50));
         for window in 1..=20u32 {
             distance.on_submit(0, 4096, None);
@@ -205,8 +244,27 @@ mod tests {
     }
 
     #[test]
+    fn what_a_session_had_most_is_kept_by_the_next() {
+        let mut distance = Distance::new(Duration::ZERO, Most::default());
+        distance.on_window(Duration::ZERO, Some(MS * 50));
+        assert_eq!(distance.measured_rate(), None);
+        for (task, rounds) in [(0, None), (1, Some(1)), (2, Some(3))] {
+            distance.on_submit(task, COMMAND, rounds);
+        }
+        assert_eq!(distance.commands(), 3);
+        (0..3).for_each(|task| distance.on_end(task, COMMAND));
+        assert_eq!(distance.commands(), 0);
+        distance.on_window(MS * 10, Some(MS * 50));
+        assert_eq!(distance.measured_rate(), Some(f64::from(3 * COMMAND) / 0.01));
+        let most = Most { in_flight: 3 << 20, r2t_rounds: 2 };
+        let mut next = Distance::new(MS * 100, distance.most());
+        next.on_submit(0, COMMAND, Some(1));
+        assert_eq!((next.most(), next.measured_rate()), (most, None));
+    }
+
+    #[test]
     fn without_a_network_nothing_is_worth_more() {
-        let mut distance = Distance::new(Duration::ZERO);
+        let mut distance = Distance::new(Duration::ZERO, Most::default());
         distance.on_window(MS, None);
         assert_eq!((distance.of_reads(), distance.of_writes()), (0, 0));
     }

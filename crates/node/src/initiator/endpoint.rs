@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use area::Span;
-use block::remote::{Change, Effect, Next, Nouns, Peer, Remote, Report, Submitted, TICK, Verdict};
-use block::{Capability, Identity, IoError, IoErrorKind, Kind, OpenError};
+use block::remote::{Change, Effect, Link, Next, Nouns, Peer, Remote, Report, Submitted, TICK, Verdict};
+use block::{Capability, Identity, IoError, IoErrorKind, Kind, OpenError, PathReport};
 
 use io::{Io, Owner, Tap};
 use iscsi::chap::{Algorithm, Algorithms};
@@ -25,7 +25,7 @@ use scsi::{Sense, Status};
 
 use super::cache::{self, Fate};
 use super::command::{self, Data};
-use super::distance::{Distance, write_rounds};
+use super::distance::{Distance, Most, write_rounds};
 use super::facts::{self, Known};
 use super::medium::IscsiMedium;
 use super::options::{Options, random_isid, resolve};
@@ -37,7 +37,7 @@ use super::setup::{ANSWER_BYTES, Answer, Disk, Progress, Query, Setup};
 use super::trust::{Login, Portal};
 use super::url::Url;
 use crate::sealing::Protection;
-use crate::stream::GENERATION_MASK;
+use crate::stream::{BufferState, GENERATION_MASK};
 
 const QUEUE_DEPTH: u32 = 32;
 
@@ -69,6 +69,11 @@ pub(super) struct IscsiPeer {
     attention_missed: bool,
     known: Option<Known>,
     distance: Distance,
+    /// The path and the buffers of the last session, as of the last round trip.
+    seen: Option<(io::Path, BufferState)>,
+    congestion_control: Option<String>,
+    /// Most commands that were in flight or could have been.
+    window_max: u32,
     /// The target declined to seal and the policy permits that: the next login is not sealed.
     declined: bool,
     /// The one retry after a handshake that may have been damaged in transit has been used.
@@ -103,7 +108,10 @@ impl IscsiPeer {
             capability: command::unknown_capability(),
             attention_missed: false,
             known: None,
-            distance: Distance::new(Duration::ZERO),
+            distance: Distance::new(Duration::ZERO, Most::default()),
+            seen: None,
+            congestion_control: None,
+            window_max: 0,
             declined: false,
             tried_again: false,
             seal_refused: false,
@@ -142,14 +150,23 @@ impl IscsiPeer {
         self.known = Some(Known { negotiated, protection, address });
         self.options.on_login(&Login { address, protection, next_key: session.next_key() });
         (self.tried_again, self.seal_refused) = (false, false);
-        self.distance = Distance::new(io.now());
+        self.distance = Distance::new(io.now(), self.distance.most());
         self.look_at_path(io, session);
+        self.congestion_control = self.tap.socket().and_then(|socket| io::congestion_control(&socket));
         self.send_queries(io, session);
     }
 
-    fn look_at_path(&mut self, io: &Io, session: &Session) {
-        let round_trip = session.path().map(|path| path.round_trip);
-        self.distance.on_window(io.now(), round_trip);
+    fn look_at_path(&mut self, io: &Io, session: &mut Session) {
+        let seen = session.path(io.now());
+        self.distance.on_window(io.now(), seen.map(|(path, _)| path.round_trip));
+        self.seen = seen.or(self.seen);
+        self.window_max = self.window_max.max(session.window() + self.distance.commands());
+    }
+
+    /// A command of a request ends, after so many bytes.
+    fn on_end(&mut self, task: TaskId, moved: u32) {
+        self.distance.on_end(task.index(), moved);
+        self.tap.set_outstanding(self.distance.commands());
     }
 
     fn cache_lost(&self, reports: &mut Vec<Report<Self>>) {
@@ -265,7 +282,8 @@ impl Peer for IscsiPeer {
         let sealing = sealing.filter(|_| !std::mem::take(&mut self.declined));
         let sealing = sealing.map(|sealing| sealing.with_next(self.uses_next_key));
         let generation = incarnation & GENERATION_MASK;
-        let session = Session::connect(io, owner, generation, address, login, sealing.as_ref(), tls)
+        let to = (address, self.options.congestion.as_deref());
+        let session = Session::connect(io, owner, generation, to, login, sealing.as_ref(), tls)
             .map_err(|failure| self.failed(failure))?;
         if let Some(socket) = session.connecting() {
             self.tap.begin(socket);
@@ -299,12 +317,11 @@ impl Peer for IscsiPeer {
                     let data = &buffer.as_slice()[..(moved as usize).min(buffer.len())];
                     return self.on_answer(io, session, (query, &Answer { status, sense, data }), reports);
                 }
-                self.tap.remove_outstanding();
                 let is_good = status == Status::Good as u8;
                 if !is_good && sense.as_ref().map(cache::fate) == Some(Fate::Lost) {
                     self.cache_lost(reports);
                 }
-                self.distance.on_end(task.index(), moved);
+                self.on_end(task, moved);
                 if self.distance.is_due(io.now()) {
                     self.look_at_path(io, session);
                 }
@@ -320,8 +337,7 @@ impl Peer for IscsiPeer {
                     self.send_queries(io, session);
                 }
                 None => {
-                    self.tap.remove_outstanding();
-                    self.distance.on_end(task.index(), 0);
+                    self.on_end(task, 0);
                     reports.push(Report::Ended { task: task.index(), answer: Ended::Interrupted });
                 }
             },
@@ -445,10 +461,10 @@ impl Peer for IscsiPeer {
         let length = buffer.as_ref().map_or(0, Span::len) as u32;
         let command = command(self.lun, &step.cdb, step.direction, length);
         let Ok(task) = session.submit(command, buffer) else { return Submitted::NotNow };
-        self.tap.add_outstanding();
         let keys = self.known.as_ref().filter(|_| step.direction == Direction::Out);
         let rounds = keys.map(|known| write_rounds(&known.negotiated, length));
         self.distance.on_submit(task.index(), length, rounds);
+        self.tap.set_outstanding(self.distance.commands());
         let is_volatile = command::is_volatile(kind, &self.disk);
         let is_last = command::is_last(kind, done, step.bytes, &self.disk);
         Submitted::Task(task.index(), Effect { bytes: step.bytes, is_volatile, is_last })
@@ -514,6 +530,23 @@ impl Peer for IscsiPeer {
     fn tap(&self) -> Option<Tap> {
         Some(self.tap.clone())
     }
+
+    fn path(&self) -> Option<PathReport> {
+        let (connection, buffers) = self.seen?;
+        let most = self.distance.most();
+        Some(PathReport {
+            sessions: 1,
+            connection,
+            congestion_control: self.congestion_control.clone(),
+            bytes_per_s: self.distance.measured_rate(),
+            in_flight_max_bytes: most.in_flight,
+            window_max_commands: self.window_max,
+            rounds_max: most.r2t_rounds,
+            is_send_buffer_forced: buffers.is_send_forced,
+            send_buffer_wanted: buffers.send_wanted,
+            receive_buffer_wanted: buffers.receive_wanted,
+        })
+    }
 }
 
 fn command(lun: u64, cdb: &Cdb, direction: Direction, length: u32) -> Command {
@@ -549,6 +582,23 @@ mod tests {
         assert_eq!(peer.advice().0, IoErrorKind::Refused);
         peer.on_outcome(&mut io, &mut session, Outcome::LoggedIn(negotiated), &mut Vec::new());
         assert_eq!(peer.advice().0, IoErrorKind::Unreachable);
+    }
+
+    #[test]
+    fn connections_have_the_congestion_control_that_was_asked_for() {
+        let mut io = Io::new(PoolLimits::default()).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("iscsi://{}/iqn.2026-11.example:a/0", listener.local_addr().unwrap());
+        let congestion = |name: &str| {
+            let options =
+                Options { congestion: Some(name.to_owned()), ..Options::new("iqn.2026-11.example:b") };
+            let medium = IscsiMedium::new(Url::parse(&url).unwrap(), options, false).unwrap();
+            let owner = io.owner();
+            let mut peer = IscsiPeer::new(&medium).unwrap();
+            let session = peer.connect(&mut io, owner, 1).ok()?;
+            io::congestion_control(session.connecting()?)
+        };
+        assert_eq!(["reno", "nosuch"].map(congestion), [Some("reno".to_owned()), None]);
     }
 
     #[test]

@@ -67,6 +67,8 @@ pub struct Options {
     pub mutual: Option<Credentials>,
     /// Time after which a request fails, lost connections and new logins included.
     pub timeout: Duration,
+    /// Congestion control of the connections; `None`: the host's.
+    pub congestion: Option<String>,
     /// Standard TLS 1.3 around every connection; the certificates that it trusts.
     pub tls: Option<TlsTrust>,
     /// HeaderDigest and DataDigest (CRC32C) of sessions that are not sealed.
@@ -85,6 +87,7 @@ impl Options {
             chap: None,
             mutual: None,
             timeout: Duration::from_secs(30),
+            congestion: None,
             tls: None,
             header_digest: DigestPolicy::Allow,
             data_digest: DigestPolicy::Allow,

@@ -12,10 +12,11 @@ use socket2::SockRef;
 const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
 
 /// Connects to one of `addresses` before `until` (loop time), and removes from them those that were found unreachable and
-/// the one it returns. Attempts that are still under way when another one succeeds are cut. `addresses` is not empty.
+/// the one it returns. `congestion` is as for [`io::socket`]. Attempts that are still under way when another one succeeds are cut. `addresses` is not empty.
 pub(super) fn connect(
     io: &mut Io,
     addresses: &mut Vec<SocketAddr>,
+    congestion: Option<&str>,
     until: Duration,
 ) -> Result<(SocketAddr, Handle), std::io::Error> {
     let owner = io.owner();
@@ -29,7 +30,7 @@ pub(super) fn connect(
         if pending == 0 || io.now() >= next_at {
             if let Some(address) = waiting.next() {
                 next_at = io.now() + ATTEMPT_DELAY;
-                match io::socket(address) {
+                match io::socket(address, congestion) {
                     Ok(socket) => {
                         let socket: Handle = Rc::new(socket);
                         io.connect(Token { owner, key: attempts.len() as u32 }, &socket, address);
@@ -104,7 +105,7 @@ mod tests {
         let [first, second] = [&silent, &good].map(|listener| listener.local_addr().unwrap());
         let (mut io, mut left, started) = (io(), vec![first, second], Instant::now());
         let until = io.now() + Duration::from_secs(5);
-        let (address, _socket) = connect(&mut io, &mut left, until).unwrap();
+        let (address, _socket) = connect(&mut io, &mut left, None, until).unwrap();
         assert_eq!((address, left), (second, vec![first]));
         let took = started.elapsed();
         assert!(took >= ATTEMPT_DELAY && took < Duration::from_secs(2), "{took:?}");
@@ -117,12 +118,12 @@ mod tests {
         let second = good.local_addr().unwrap();
         let (mut io, mut left, started) = (io(), vec![gone, second], Instant::now());
         let until = io.now() + Duration::from_secs(5);
-        assert_eq!(connect(&mut io, &mut left, until).unwrap().0, second);
+        assert_eq!(connect(&mut io, &mut left, None, until).unwrap().0, second);
         assert!(started.elapsed() < ATTEMPT_DELAY && left.is_empty(), "{left:?}");
         let (silent, _held) = silent();
         let mut left = vec![silent.local_addr().unwrap()];
         let until = io.now() + Duration::from_millis(50);
-        let error = connect(&mut io, &mut left, until).unwrap_err();
+        let error = connect(&mut io, &mut left, None, until).unwrap_err();
         assert_eq!((error.kind(), left.len()), (std::io::ErrorKind::TimedOut, 1));
     }
 }

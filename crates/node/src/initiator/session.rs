@@ -22,7 +22,9 @@ use super::options::InitiatorSealing;
 use super::trust::Announced;
 use crate::reassembly::Advance;
 use crate::sealing::Protection;
-use crate::stream::{Operation, SEND_BYTES_MAX, Socket, Stream, Transport, sealed_segment_max, tls};
+use crate::stream::{
+    BufferState, Operation, SEND_BYTES_MAX, Socket, Stream, Transport, sealed_segment_max, tls,
+};
 
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -103,19 +105,19 @@ pub(super) struct Session {
 }
 
 impl Session {
-    /// Starts to connect to `address`, and to seal. Events of `owner` whose key carries `generation` belong to this
-    /// session.
+    /// Starts to connect to an address, with the congestion control of that name if there is one, and to seal. Events of
+    /// `owner` whose key carries `generation` belong to this session.
     pub(super) fn connect(
         io: &mut Io,
         owner: Owner,
         generation: u32,
-        address: SocketAddr,
+        (address, congestion): (SocketAddr, Option<&str>),
         login: login::Config,
         sealing: Option<&InitiatorSealing>,
         tls: Option<tls::End>,
     ) -> Result<Self, Failure> {
         let mut session = Self::begin(io, owner, generation, login, sealing)?;
-        let socket: Handle = Rc::new(io::socket(address).map_err(Failure::Connect)?);
+        let socket: Handle = Rc::new(io::socket(address, congestion).map_err(Failure::Connect)?);
         let token = |operation: Operation| Token { owner, key: operation.key(generation) };
         io.connect(token(Operation::Connect), &socket, address);
         let deadline = io.now() + CONNECT_TIMEOUT;
@@ -227,10 +229,11 @@ impl Session {
         let _ = self.machine.task_management(TmFunction::AbortTask, lun, Some(task));
     }
 
-    /// One system call; `None` while there is no connection.
-    pub(super) fn path(&self) -> Option<io::Path> {
-        match &self.state {
-            State::Up(stream) => stream.path(),
+    /// The path as the kernel has it, and what the socket's buffers have come to; `None` while there is no connection, or
+    /// no network.
+    pub(super) fn path(&mut self, now: Duration) -> Option<(io::Path, BufferState)> {
+        match &mut self.state {
+            State::Up(stream) => Some((stream.path(now)?, stream.buffers())),
             _ => None,
         }
     }

@@ -12,7 +12,7 @@ use seal::Channel;
 
 use crate::reassembly::{Advance, Reassembly};
 use sealed::Sealed;
-use send_buffer::SendBuffer;
+use socket_buffers::{ReceiveBuffer, SendBuffer, say_once};
 use tls::Tls;
 
 pub(crate) mod buffer;
@@ -20,7 +20,7 @@ pub(crate) mod buffer;
 pub(crate) mod memory;
 mod plain;
 mod sealed;
-mod send_buffer;
+mod socket_buffers;
 pub(crate) mod tls;
 mod transport;
 
@@ -29,9 +29,12 @@ pub use buffer::Buffer;
 #[doc(hidden)]
 pub use sealed::Receive as SealedReceive;
 pub(crate) use sealed::{Prepared, Send as SealedSend, segment_max as sealed_segment_max};
+pub(crate) use socket_buffers::BufferState;
 pub(crate) use transport::{Socket, Transport};
 
 /// Bound of the payload bytes of one send: keeps the buffers in use within the cache.
+/// How long what the kernel says of a path is used; to ask takes three system calls.
+const PATH_AGE: Duration = Duration::from_millis(20);
 pub(crate) const SEND_BYTES_MAX: usize = 1 << 20;
 
 /// Interval of retries for memory when no operation of the connection is in flight whose end could free some.
@@ -59,6 +62,9 @@ pub(crate) struct Stream {
     /// The queue of bytes to send; `None` while a send in flight owns it.
     outgoing: Option<Box<Outgoing>>,
     send_buffer: SendBuffer,
+    receive_buffer: ReceiveBuffer,
+    /// The path as last read, and until when that serves.
+    looked: (Duration, Option<io::Path>),
     received: u64,
     sent: u64,
 }
@@ -117,6 +123,8 @@ impl Stream {
             receiving: false,
             outgoing: Some(Box::default()),
             send_buffer: SendBuffer::default(),
+            receive_buffer: ReceiveBuffer::default(),
+            looked: (Duration::ZERO, None),
             received: 0,
             sent: 0,
         })
@@ -141,9 +149,17 @@ impl Stream {
         self.reader
     }
 
-    /// One system call.
-    pub(crate) fn path(&self) -> Option<io::Path> {
-        self.transport.path()
+    /// The path as it was at most [`PATH_AGE`] ago; `None` where there is no network.
+    pub(crate) fn path(&mut self, now: Duration) -> Option<io::Path> {
+        let (until, path) = &mut self.looked;
+        if now >= *until {
+            (*until, *path) = (now + PATH_AGE, self.transport.path());
+        }
+        *path
+    }
+
+    pub(crate) fn buffers(&self) -> BufferState {
+        socket_buffers::state(&self.send_buffer, &self.receive_buffer)
     }
 
     pub(crate) fn tls_suite(&self) -> Option<&'static str> {
@@ -275,6 +291,9 @@ impl Stream {
             Framing::Tls(tls) => (None, Some(tls.room(pool, now))),
         };
         self.receiving = true;
+        if self.receive_buffer.is_due(now) {
+            self.watch_receive_buffer(now);
+        }
         let token = self.token(Operation::Receive);
         self.transport.receive(io, token, places);
     }
@@ -294,14 +313,19 @@ impl Stream {
     }
 
     fn grow_send_buffer(&mut self, now: Duration) {
-        let Some(bytes) = self.send_buffer.look(now, self.transport.path()) else { return };
+        let path = self.path(now);
+        let Some(bytes) = self.send_buffer.look(now, path) else { return };
         let result = self.transport.force_send_buffer(bytes);
-        if let Err(error) = &result {
-            tracing::info!(
-                %error, "the send buffer ends at tcp_wmem, which this path exceeds: sysctl -w net.ipv4.tcp_wmem='4096 65536 {bytes}'"
-            );
+        if let Some(wanted) = self.send_buffer.on_grown(bytes, result.is_err()) {
+            say_once(io::SocketBuffer::Send, wanted);
         }
-        self.send_buffer.on_grown(bytes, result.is_err());
+    }
+
+    fn watch_receive_buffer(&mut self, now: Duration) {
+        let path = self.path(now);
+        if let Some(wanted) = self.receive_buffer.look(now, self.received, path) {
+            say_once(io::SocketBuffer::Receive, wanted);
+        }
     }
 
     /// Gathers the machine's PDUs and sends them, unless a send is in flight. No PDU is added once `bytes` of payload

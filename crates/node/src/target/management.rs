@@ -139,6 +139,7 @@ impl Management {
 pub(super) fn conclude(shared: &Shared, aborts: &Aborts, found: bool) {
     for lun in &*aborts.luns {
         lun.note_change();
+        lun.config.medium.drop_read_ahead();
         let mut unit = lun.unit();
         if aborts.function != TmFunction::ClearTaskSet {
             unit.reset(Some(aborts.nexus));

@@ -64,8 +64,14 @@ impl State {
         let Weather { latency, capacity, .. } = &self.weather;
         Some(Path {
             round_trip: Duration::from_micros(latency.start + latency.end),
+            round_trip_least: Duration::from_micros(2 * latency.start),
             window_bytes: *capacity as u64,
             buffer_bytes: *capacity as u64,
+            receive_buffer_bytes: *capacity as u64,
+            receive_window_bytes: *capacity as u64,
+            peer_window_bytes: *capacity as u64,
+            retransmitted: 0,
+            out_of_order: 0,
         })
     }
 

@@ -71,7 +71,7 @@ impl Host {
         let mut entropy = [0; 32];
         io::entropy(&mut entropy).map_err(|_| Broken)?;
         let machine = Connection::new(Config::new(config), entropy, io.now()).expect("a configuration");
-        let socket: Handle = Rc::new(io::socket(address).map_err(|_| Broken)?);
+        let socket: Handle = Rc::new(io::socket(address, None).map_err(|_| Broken)?);
         let owner = io.owner();
         io.connect(Token { owner, key: CONNECT }, &socket, address);
         let area = io.pool().take(16 << 10).ok_or(Broken)?;

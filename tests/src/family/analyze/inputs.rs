@@ -17,7 +17,7 @@ use crate::{Context, Running, program, scratch};
 const NOBODY: u32 = 65534;
 /// A signal ends a reading within this time.
 const SOON: Duration = Duration::from_secs(5);
-const CAPTURE: &str = "tcpdump -i any -s 256 -w slow.pcap tcp port 3260";
+const CAPTURE: &str = "tcpdump -i any -s 700 -w slow.pcap tcp port 3260";
 
 /// What was given, exit code, parts of the message.
 const MISTAKES: &[(&str, i32, &[&str])] = &[
@@ -90,6 +90,8 @@ pub(super) fn mistakes(context: &Context) -> Result<()> {
         }
         let output = crate::run(&mut command, LIMIT)?.orderly()?.expect(*code)?;
         output.says_all(parts).with_context(|| (*file).to_owned())?;
+        let output = crate::run(command.arg("--json"), LIMIT)?.orderly()?.expect(*code)?;
+        ensure!(output.stdout.is_empty() && output.json_error()?["attempted"].is_string(), "{output}");
     }
     run(context, dir.path(), &["made.pcap", "--port", "0"])?.expect(2)?.says("1..=65535").map(drop)
 }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use job::Stop;
 use job::shell::quoted;
 use monitor::analysis::Report;
-use monitor::capture::{CaptureError, Reader};
+use monitor::capture::{COMMAND as CAPTURE, CaptureError, Reader};
 use monitor::record::{self, RecordError};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
@@ -24,8 +24,6 @@ const BEGINNING_BYTES: usize = 4;
 const ENTRIES_MAX: usize = 4096;
 /// Packets that are looked at to name the port of an unknown connection.
 const LOOKED_AT_PACKETS_MAX: u32 = 100_000;
-/// How to capture, in every message.
-pub(super) const CAPTURE: &str = "tcpdump -i any -s 256 -w slow.pcap tcp port 3260";
 
 pub(super) enum Source {
     Capture(Box<dyn Read + Send>),

@@ -5,7 +5,7 @@ use std::time::Duration;
 use monitor::analysis::{FlowReport, Report};
 use monitor::command::{Direction, Times, Transfer};
 use monitor::event::{Side, Vantage};
-use monitor::model::Source;
+use monitor::model::{self, Cause, SURE, Source};
 
 use crate::{output, units};
 
@@ -13,8 +13,6 @@ use crate::{output, units};
 const FLOWS_SHOWN_MAX: usize = 8;
 /// Lines of advice against one limit.
 const ADVICE_SHOWN_MAX: usize = 6;
-/// Programs of which one at most is the initiator, and the target.
-const ENDS: [&[&str]; 2] = [&["open-iscsi", "QEMU", "ESXi", "Windows"], &["LIO", "tgt"]];
 /// Share of a connection's data below which a direction has no times of its own: inquiries, not the load.
 const MINOR: f64 = 0.01;
 
@@ -33,11 +31,28 @@ pub(super) fn print(report: &Report) {
     report.notes.iter().for_each(|note| wrapped("note", note));
 }
 
-/// The verdict after a change, then what is not as it was.
-pub(super) fn print_change(before: &Report, after: &Report) {
+/// Rates within this part of each other are the same.
+const SAME_RATE: f64 = 0.02;
+
+/// Which of two rates is larger, and how much.
+fn change(before: f64, after: f64) -> String {
+    let (least, most) = (before.min(after), before.max(after));
+    if least <= 0.0 {
+        return String::new();
+    }
+    if most <= least * (1.0 + SAME_RATE) {
+        return ": as fast".to_owned();
+    }
+    let faster = if after > before { "the second" } else { "the first" };
+    format!(": {faster} is {:.2} times as fast", most / least)
+}
+
+/// The verdict after a change, then what is not as it was. `remark` is one of the notes of `after`: what is said first.
+pub(super) fn print_change(before: &Report, after: &Report, remark: Option<&str>) {
     let (Some(old), Some(new)) = (before.flows.first(), after.flows.first()) else { return print(after) };
     let (old_rate, new_rate) = (old.verdict.bytes_per_s, new.verdict.bytes_per_s);
-    let change = if old_rate > 0.0 { format!(", {:.2} times", new_rate / old_rate) } else { String::new() };
+    remark.iter().for_each(|remark| wrapped("note", remark));
+    let change = change(old_rate, new_rate);
     wrapped("", &format!("{} before, {} after{change}.", units::rate(old_rate), units::rate(new_rate)));
     wrapped("before:", &old.verdict.sentence);
     wrapped("after:", &new.verdict.sentence);
@@ -62,7 +77,7 @@ pub(super) fn print_change(before: &Report, after: &Report) {
             let others = units::counted(report.flows.len() as u64 - 1, "connection");
             wrapped(&format!("note, {when}"), &format!("{others} with less data: not compared"));
         }
-        for note in &report.notes {
+        for note in report.notes.iter().filter(|note| Some(note.as_str()) != remark) {
             wrapped(&format!("note, {when}"), note);
         }
     }
@@ -70,9 +85,8 @@ pub(super) fn print_change(before: &Report, after: &Report) {
 
 fn print_advice(report: &FlowReport) {
     let verdict = &report.verdict;
-    let is_advised = |system: &&&str| verdict.advice.iter().any(|line| line.system == **system);
-    if ENDS.iter().any(|systems| systems.iter().filter(is_advised).count() > 1) {
-        output::line("  Which programs the ends are is not known. For each that they can be:");
+    if model::is_for_several(&verdict.advice) {
+        output::line(&format!("  {}", model::ENDS_UNKNOWN));
     }
     for cause in [Some(verdict.limit), verdict.also].into_iter().flatten() {
         let lines: Vec<_> = verdict.advice.iter().filter(|advice| advice.cause == cause).collect();
@@ -153,12 +167,20 @@ fn rows(report: &FlowReport) -> Vec<Row> {
     if !shares.is_empty() {
         row("time went to", shares);
     }
+    if report.verdict.limit != Cause::Unknown {
+        row("confidence", confidence(report.verdict.confidence));
+    }
     rows
 }
 
 /// Whether no packet was seen.
 pub(super) fn is_sampled(report: &FlowReport) -> bool {
     matches!(report.evidence.source, Source::Probe(_))
+}
+
+fn confidence(confidence: f64) -> String {
+    let doubt = if confidence < SURE { ": another limit can explain what was seen" } else { "" };
+    format!("{confidence:.2} of 1{doubt}")
 }
 
 fn captured(report: &FlowReport) -> String {
@@ -268,4 +290,27 @@ fn shares(report: &FlowReport) -> String {
     let shares = waits.ranked().into_iter().map(|(cause, time)| (cause.name(), time / total * 100.0));
     let shares = shares.filter(|(_, share)| *share >= 0.5);
     shares.map(|(name, share)| format!("{name} {share:.0} %")).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_faster_of_two_is_named() {
+        for (before, after, expected) in [
+            (13e6, 26e6, ": the second is 2.00 times as fast"),
+            (26e6, 13e6, ": the first is 2.00 times as fast"),
+            (13e6, 13.1e6, ": as fast"),
+            (0.0, 13e6, ""),
+        ] {
+            assert_eq!(change(before, after), expected);
+        }
+    }
+
+    #[test]
+    fn a_doubt_is_said_in_words() {
+        assert_eq!(confidence(0.93), "0.93 of 1");
+        assert_eq!(confidence(0.6), "0.60 of 1: another limit can explain what was seen");
+    }
 }

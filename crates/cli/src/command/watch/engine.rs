@@ -22,8 +22,9 @@ const POINTS_MAX: usize = 600;
 /// Rates are of this time.
 const RATE_NS: u64 = 1_000_000_000;
 
-/// Verdicts are of this time, the last ones of at least [`PERIOD_LEAST`].
-const PERIOD_NS: u64 = 4_000_000_000;
+/// Verdicts are of this time; those at the end of the command, and of a connection that ends before its first one, of at
+/// least [`PERIOD_LEAST`].
+pub(super) const PERIOD: Duration = Duration::from_secs(4);
 pub(super) const PERIOD_LEAST: Duration = Duration::from_secs(1);
 
 /// A file that samples are appended to.
@@ -60,12 +61,16 @@ pub(super) struct Engine {
     seen_any: bool,
     /// Whether [`Kept::points`] are wanted.
     keeps_points: bool,
+    /// Connections that had ended without a verdict at the last sample.
+    ended_unjudged: usize,
     packets: Packets,
     pub(super) precise: Precise,
     /// Start of the period that the next verdicts are of; `None` before the first connection.
     period_ns: Option<u64>,
-    /// Start of the first one.
-    judged_from_ns: Option<u64>,
+    /// Whether the last verdicts are made.
+    pub(super) is_concluded: bool,
+    /// Whether send buffers are enlarged: then nothing is to be typed for that.
+    pub(super) is_tuning: bool,
 }
 
 /// Whether the packets of the connections are seen.
@@ -99,10 +104,12 @@ impl Engine {
             refresh_next_ns: started_ns,
             seen_any: false,
             keeps_points: false,
+            ended_unjudged: 0,
             packets,
             precise: Precise::new(wants_events),
             period_ns: None,
-            judged_from_ns: None,
+            is_concluded: false,
+            is_tuning: false,
         }
     }
 
@@ -185,19 +192,26 @@ impl Engine {
                 }
             });
             sampled.map_err(failed)?;
+            let ended = self.unjudged_ends();
+            let has_ended = ended > std::mem::replace(&mut self.ended_unjudged, ended);
             if let (Some(recorder), Err(error)) = (&self.recorder, written) {
                 return Err(recorder.failed(&error));
             }
-            self.judge(now, PERIOD_NS).map_err(failed)?;
+            self.judge(now, if has_ended { PERIOD_LEAST } else { PERIOD }).map_err(failed)?;
             // After a stop of the machine the missed samples are not made up for.
             self.sample_next_ns = self.sample_next_ns.saturating_add(self.interval_ns).max(now);
         }
         Ok(())
     }
 
-    /// How long connections have been judged.
-    pub(super) fn observed(&self) -> Option<Duration> {
-        Some(Duration::from_nanos(now_ns().saturating_sub(self.judged_from_ns?)))
+    /// Connections that ended before their first verdict.
+    fn unjudged_ends(&self) -> usize {
+        let ended = self.sessions.all().iter().filter(|session| session.ended);
+        ended.filter(|session| !self.has_verdict(session)).count()
+    }
+
+    fn has_verdict(&self, session: &Session) -> bool {
+        self.kept(session).is_some_and(|kept| kept.verdict.is_some())
     }
 
     /// Counts the events since the last step, and records the state of sockets at each.
@@ -215,19 +229,19 @@ impl Engine {
     }
 
     /// At the end of a period: a verdict for each connection, of its packets and samples, or of samples alone where no
-    /// packet with data was seen; the next period begins.
-    fn judge(&mut self, now: u64, least_ns: u64) -> std::io::Result<()> {
+    /// packet with data was seen; the next period begins. Nothing happens before the period has lasted `least`.
+    fn judge(&mut self, now: u64, least: Duration) -> std::io::Result<()> {
         let sessions = self.sessions.all();
         let Some(began) = self.period_ns else {
             if sessions.iter().any(Session::is_sampled) {
                 if let Packets::Seen(live) = &mut self.packets {
                     live.begin(sessions)?;
                 }
-                (self.period_ns, self.judged_from_ns) = (Some(now), Some(now));
+                self.period_ns = Some(now);
             }
             return Ok(());
         };
-        if now < began.saturating_add(least_ns) {
+        if Duration::from_nanos(now.saturating_sub(began)) < least {
             return Ok(());
         }
         let mut verdicts: HashMap<usize, Verdict> = HashMap::new();
@@ -236,8 +250,12 @@ impl Engine {
             verdicts.extend(live.judge(sessions)?);
         }
         let own_rates = own::rates(sessions);
-        for (place, session) in sessions.iter().enumerate().filter(|(_, session)| !session.ended) {
-            if let Some(mut verdict) = verdicts.remove(&place).or_else(|| judge_samples(session)) {
+        for (place, session) in sessions.iter().enumerate() {
+            // One that has ended keeps its last verdict.
+            if session.ended && (self.has_verdict(session) || session.sampled_for() < PERIOD_LEAST) {
+                continue;
+            }
+            if let Some(mut verdict) = verdicts.remove(&place).or_else(|| judge_samples(session, sessions)) {
                 let own = Own::find(&own_rates, session, sessions);
                 own.inspect(|own| own.amend(&mut verdict));
                 let kept = self.kept.entry(session.id).or_default();
@@ -268,10 +286,10 @@ impl Engine {
             self.kept.get(&session.id).is_none_or(|kept| kept.verdict.is_none()) && !session.ended
         };
         if self.sessions.all().iter().any(is_missing) {
-            let least_ns = u64::try_from(PERIOD_LEAST.as_nanos()).unwrap_or(u64::MAX);
             // Without it the view says that there is none.
-            let _ = self.judge(now_ns(), least_ns);
+            let _ = self.judge(now_ns(), PERIOD_LEAST);
         }
+        self.is_concluded = true;
     }
 
     /// Writes the rest of the recording.

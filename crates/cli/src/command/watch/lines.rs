@@ -5,10 +5,10 @@ use std::time::Duration;
 use monitor::probe::{Figures, Session, now_ns};
 
 use super::Args;
-use super::engine::{Engine, figures};
+use super::engine::{Engine, PERIOD, figures};
 use super::json;
 use super::tune::Tuning;
-use super::words::{self, bytes, name, rate, time};
+use super::words::{self, Limit, bytes, name, rate, time};
 use crate::context::Context;
 use crate::error::Failure;
 use crate::{output, units};
@@ -61,7 +61,7 @@ fn print(context: &Context, args: &Args, engine: &Engine) -> Result<bool, Failur
     if context.quiet {
         return Ok(true);
     }
-    print_lines(engine.sessions.all().iter().filter_map(|session| line(engine, session)))
+    print_lines(engine.sessions.all().iter().flat_map(|session| lines(engine, session)))
 }
 
 fn print_lines(lines: impl IntoIterator<Item = String>) -> Result<bool, Failure> {
@@ -73,15 +73,30 @@ fn print_lines(lines: impl IntoIterator<Item = String>) -> Result<bool, Failure>
     Ok(true)
 }
 
-fn line(engine: &Engine, session: &Session) -> Option<String> {
+/// The figures of a connection, or its verdict after its end: those that end are not in the summary.
+fn lines(engine: &Engine, session: &Session) -> Vec<String> {
     if session.ended {
-        return Some(format!("{}  ended", name(session)));
+        return conclusion(engine, session);
     }
-    let figures = figures(session)?;
-    let limit = words::limit(engine, session);
-    let limit = limit.map(|(word, percent)| format!("limit {word} {percent:.0} %"));
+    let Some(figures) = figures(session) else { return Vec::new() };
+    let limit = match words::limit(engine, session) {
+        Limit::None => None,
+        Limit::Awaited => Some(format!("limit after {} s", PERIOD.as_secs())),
+        Limit::Known { word, percent, confidence } => {
+            Some(format!("limit {word} {percent:.0} %, confidence {confidence:.2}"))
+        }
+    };
     let parts = [Some(name(session)), Some(fields(&figures).join("  ")), limit];
-    Some(parts.into_iter().flatten().collect::<Vec<_>>().join("  "))
+    vec![parts.into_iter().flatten().collect::<Vec<_>>().join("  ")]
+}
+
+/// The verdict of a connection with what to type, or why it has none.
+fn conclusion(engine: &Engine, session: &Session) -> Vec<String> {
+    let mut verdict = words::verdict(engine, session).into_iter();
+    let ended = if session.ended { " ended" } else { "" };
+    let first = format!("{}{ended}: {}", name(session), verdict.next().unwrap_or_default());
+    let others = engine.precise.sentence(session).into_iter().chain(verdict);
+    std::iter::once(first).chain(others.map(|line| format!("  {line}"))).collect()
 }
 
 fn fields(figures: &Figures) -> Vec<String> {
@@ -99,15 +114,11 @@ fn fields(figures: &Figures) -> Vec<String> {
     fields
 }
 
-/// The verdict of each connection with what to type, or why it has none.
+/// What is found of each connection.
 pub(super) fn summary(engine: &mut Engine) -> Result<(), Failure> {
     engine.conclude();
     for session in engine.sessions.all().iter().filter(|session| session.is_sampled()) {
-        let mut verdict = words::verdict(engine, session).into_iter();
-        let first = format!("{}: {}", name(session), verdict.next().unwrap_or_default());
-        let others = engine.precise.sentence(session).into_iter().chain(verdict);
-        let others = others.map(|line| format!("  {line}"));
-        if !print_lines(std::iter::once(first).chain(others))? {
+        if !print_lines(conclusion(engine, session))? {
             break;
         }
     }

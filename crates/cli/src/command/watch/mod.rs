@@ -159,6 +159,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     let mut tuning = args.tune.then(|| tune::Tuning::new(args.keep));
     let orderly = context.stop.orderly();
     let has_screen = !args.json && output::is_terminal();
+    engine.is_tuning = args.tune;
     if has_screen || args.tune {
         engine.keep_points();
     }

@@ -2,7 +2,7 @@
 //! used up, and 3000 would be needed.
 
 use crate::event::{Side, Vantage};
-use crate::model::{Caps, Cause, Evidence, Path, Protocol, Seconds, Source, judge};
+use crate::model::{Caps, Cause, Evidence, Path, Protocol, Seconds, Source, doubt, judge};
 
 const MIB: u64 = 1 << 20;
 
@@ -150,4 +150,15 @@ fn what_a_capture_cannot_settle_is_named_with_doubt() {
         let verdict = judge(&long(cause, lost));
         assert_eq!((verdict.limit, verdict.confidence >= 0.8), (cause, is_sure), "{lost} lost");
     }
+}
+
+#[test]
+fn a_doubted_limit_is_said_to_be_probable() {
+    let mut evidence = evidence();
+    evidence.waits = Seconds::default();
+    (evidence.waits[Cause::SendBuffer], evidence.waits[Cause::LineRate]) = (2.0, 1.0);
+    let mut verdict = judge(&evidence);
+    assert!(verdict.confidence >= 0.8 && verdict.sentence.contains("MB/s, limited "), "{verdict:?}");
+    doubt(&mut verdict, &evidence, 0.79);
+    assert!(verdict.confidence < 0.8 && verdict.sentence.contains("MB/s, probably limited "), "{verdict:?}");
 }

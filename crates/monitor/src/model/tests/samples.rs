@@ -114,6 +114,10 @@ fn what_a_socket_does_not_show_is_unknown_with_its_candidates() {
         for candidate in candidates {
             assert!(verdict.candidates.contains(&candidate), "{:?}", verdict.candidates);
         }
+        // The sentence lists the candidates, the notes only say what decides.
+        let lists = |text: &str| text.contains("the number of outstanding commands");
+        assert!(lists(&verdict.sentence) && !verdict.notes.iter().any(|note| lists(note)), "{verdict:?}");
+        assert!(verdict.notes.iter().any(|note| note.contains("sudo hikyaku watch")), "{:?}", verdict.notes);
     }
     assert!(sampled(Side::Initiator, &[plain()], None).is_none());
     assert!(sampled(Side::Initiator, &[Sample::default(), Sample::default()], None).is_none());

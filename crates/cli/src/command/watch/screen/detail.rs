@@ -8,7 +8,7 @@ use ratatui::symbols::Marker;
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Axis, Block, Borders, Chart, Dataset, GraphType, Paragraph, Wrap};
 
-use super::{State, height};
+use super::{State, fitted, height};
 use crate::command::watch::engine::{Engine, figures};
 use crate::command::watch::words::{self, bytes, name, rate, time};
 use crate::{output, units};
@@ -94,6 +94,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, area: Rect, engine: &Engine, session: 
     // The verdict is shown whole before there are charts, and the facts before the verdict.
     let head = height(&facts, area.width).min(area.height);
     let rest = area.height - head;
+    let text = fitted(&text, area.width, rest.saturating_sub(1));
     let below = height(&text, area.width).saturating_add(1).min(rest);
     let rows = ((rest - below) / ROW).min(rows_max);
     let [top, middle, lower] =

@@ -1,16 +1,17 @@
 //! The list of connections, and the verdict of the chosen one.
 
 use monitor::event::Side;
+use monitor::model::SURE;
 use monitor::probe::{Figures, LOOKED_FOR, Session};
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::widgets::{Block, Borders, Paragraph, Row, Table, TableState, Wrap};
 
-use super::{State, height};
-use crate::command::watch::engine::{Engine, figures};
+use super::{State, fitted, height};
+use crate::command::watch::engine::{Engine, PERIOD, figures};
 use crate::command::watch::tune::Tuning;
-use crate::command::watch::words::{self, rate, time};
+use crate::command::watch::words::{self, Limit, rate, time};
 use crate::output;
 
 const HEADING: [&str; 6] = ["OTHER END", "HERE", "PROCESS", "RATE", "RTT", "LIMIT"];
@@ -50,6 +51,7 @@ pub(super) fn draw(
     // The list keeps what it needs, at least half.
     let list = (sessions.len() as u16).saturating_mul(lines).saturating_add(u16::from(lines == 1));
     let most = area.height.saturating_sub(list.min(area.height / 2));
+    let text = fitted(&text, area.width, most.saturating_sub(1));
     let below = height(&text, area.width).saturating_add(1).min(most);
     let [list, lower] = Layout::vertical([Constraint::Min(0), Constraint::Length(below)]).areas(area);
     let table = if lines == 1 {
@@ -86,10 +88,12 @@ fn below(engine: &Engine, session: Option<&Session>, tuning: Option<&Tuning>) ->
 fn limit(session: &Session, engine: &Engine, room: usize) -> String {
     match words::limit(engine, session) {
         _ if session.ended => "ended".to_owned(),
-        None => "-".to_owned(),
-        Some((word, percent)) => {
-            let both = format!("{word} {percent:.0}%");
-            if both.len() <= room { both } else { word.to_owned() }
+        Limit::None => "-".to_owned(),
+        Limit::Awaited => format!("after {} s", PERIOD.as_secs()),
+        Limit::Known { word, percent, confidence } => {
+            let doubt = if confidence < SURE { "?" } else { "" };
+            let forms = [format!("{word} {percent:.0}%{doubt}"), format!("{word}{doubt}")];
+            forms.into_iter().find(|form| form.len() <= room).unwrap_or_else(|| word.to_owned())
         }
     }
 }

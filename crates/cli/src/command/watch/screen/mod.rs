@@ -21,6 +21,7 @@ use super::lines;
 use super::tune::Tuning;
 use crate::context::Context;
 use crate::error::Failure;
+use crate::units;
 
 /// Between two pictures, if no key is pressed.
 const DRAW_INTERVAL: Duration = Duration::from_millis(250);
@@ -221,6 +222,25 @@ fn height(text: &str, width: u16) -> u16 {
     u16::try_from(lines.sum::<usize>()).unwrap_or(u16::MAX)
 }
 
+/// As many lines of a text as `rows` rows of the screen show whole; the last row says how many are missing and where they
+/// are.
+fn fitted(text: &str, width: u16, rows: u16) -> String {
+    if height(text, width) <= rows {
+        return text.to_owned();
+    }
+    let lines: Vec<&str> = text.split('\n').collect();
+    let rest = |shown: usize| {
+        let hidden = units::counted((lines.len() - shown) as u64, "more line");
+        format!("{hidden}: q prints all; or hikyaku watch --json")
+    };
+    let fits = |shown: &usize| {
+        let whole = [&lines[..*shown], &[&*rest(*shown)]].concat().join("\n");
+        height(&whole, width) <= rows
+    };
+    let shown = (1..lines.len()).rev().find(fits).unwrap_or(0);
+    [&lines[..shown], &[&*rest(shown)]].concat().join("\n")
+}
+
 /// Lines of at most 76 columns; a narrower terminal wraps them.
 const HELP: &str = "\
 A connection has a line: the other end, which end is here (init, targ), the
@@ -233,7 +253,7 @@ window       receive window: what the other end lets be in flight
 
 The limit is the cause that held back data for most of the time. Without the
 packets some causes look alike: then the candidates are named. A capture says
-more: hikyaku analyze.
+more: hikyaku analyze. A ? after the limit: confidence below 0.8.
 
 arrows, j, k  another connection        Enter  details, and back to the list
 Esc           the list                  ?      this page
@@ -259,6 +279,20 @@ mod tests {
         ] {
             assert_eq!(height(text, width), lines, "{text} at {width}");
         }
+    }
+
+    #[test]
+    fn what_a_screen_does_not_show_is_counted() {
+        assert!(height(HELP, 80) <= 23, "the help has {} rows", height(HELP, 80));
+        let text = "first\nsecond\nthird\nfourth";
+        assert_eq!(fitted(text, 80, 4), text);
+        for (rows, shown, hidden) in [(3, "first\nsecond\n", 2), (2, "first\n", 3), (1, "", 4), (0, "", 4)] {
+            let fitted = fitted(text, 80, rows);
+            assert_eq!(fitted, format!("{shown}{hidden} more lines: q prints all; or hikyaku watch --json"));
+            assert!(height(&fitted, 80) <= rows.max(1));
+        }
+        // A wrapped line counts with all of its rows.
+        assert_eq!(fitted(&format!("{}\nb\nc", "a ".repeat(100)), 80, 4).matches('\n').count(), 1);
     }
 
     #[test]

@@ -1,4 +1,7 @@
 //! `demo`: serve, copy and compare on loopback, sealed, in under a minute. Installs nothing and leaves nothing behind.
+//! With `--wan` a relay between both ends delays what passes (`relay.rs`).
+
+mod relay;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -13,6 +16,8 @@ use node::SealPolicy;
 use node::initiator::InitiatorSealing;
 use node::target::{Access, LocalUsers, LunConfig, Peer, Sealing, Server, ServerConfig, TargetConfig};
 use serde_json::{Value, json};
+
+use relay::{Relay, Wan};
 
 use crate::command::serve;
 use crate::context::Context;
@@ -31,17 +36,30 @@ const TARGET: &str = "iqn.2026-11.example.hikyaku:demo";
 /// Bound of the final drain. Without sessions a drain takes no time.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 const STEPS: u32 = 5;
+/// Time that the reads of the last step may take over a path, and their least number.
+const READS_TIME: Duration = Duration::from_secs(2);
+const READS_MIN: u64 = 8;
 
 /// Try it on loopback in a minute: serve, copy, verify, compare
 ///
 /// The sessions are sealed (encrypted and authenticated) under keys made for this run. Nothing needs to be installed or
 /// configured, no root, no kernel module; nothing is left behind.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Examples:\n  hikyaku demo\n  hikyaku demo disk.img")]
+#[command(
+    after_help = "Examples:\n  hikyaku demo\n  hikyaku demo disk.img\n  hikyaku demo --wan 50ms\n  hikyaku demo --wan 50ms,0.1%,20MB/s"
+)]
 pub(crate) struct Args {
     /// What to use as the sample, at most 1 GiB of it; it is only read [default: 256 MiB of made-up data]
     #[arg(value_name = "FILE")]
     file: Option<String>,
+
+    /// Put a long path between both ends: a relay that delays all bytes by half of RTT each way
+    ///
+    /// RTT as 50ms; LOSS is the share of segments that take a round trip more, as 0.1% [default: 0]; RATE as 20MB/s
+    /// [default: 125MB/s]. It shows what round trips cost. It shows no congestion control: the relay's two connections
+    /// lose no packets.
+    #[arg(long, value_name = "RTT[,LOSS[,RATE]]")]
+    wan: Option<Wan>,
 
     /// Print JSON
     #[arg(long)]
@@ -65,11 +83,15 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     }
     let (sealing, own) = keys()?;
     let server = start(context, bytes, sealing)?;
-    let url = format!("iscsi://{}/{TARGET}/0", server.addresses()[0]);
+    let target = server.addresses()[0];
+    let relay = args.wan.map(|wan| Relay::start(target, wan)).transpose();
+    let relay = relay.map_err(|error| Failure::failed("start a relay to", target.to_string(), error))?;
+    let url = format!("iscsi://{}/{TARGET}/0", relay.as_ref().map_or(target, Relay::address));
     let mut lun = Named::parse(context, &url, &[])?;
     lun.seal(own);
-    let mut demo = Demo { context, io, sample, sample_medium, lun, bytes };
+    let mut demo = Demo { context, io, sample, sample_medium, lun, bytes, wan: args.wan };
     let result = demo.steps();
+    drop(relay);
     server.handle().drain();
     let ended = server.wait().map_err(|error| serve::failure(&error));
     let steps = result?;
@@ -136,6 +158,7 @@ struct Demo<'a> {
     sample_medium: Arc<dyn Medium>,
     lun: Named,
     bytes: u64,
+    wan: Option<Wan>,
 }
 
 impl Demo<'_> {
@@ -147,9 +170,26 @@ impl Demo<'_> {
 
     fn steps(&mut self) -> Result<Vec<Value>, Failure> {
         let size = units::bytes(self.bytes);
-        self.print(1, "target", &format!("{}    {size}, loopback only, sealed", self.lun.text));
-        let target = json!({ "step": "target", "url": self.lun.text, "bytes": self.bytes });
-        Ok(vec![target, self.copy()?, self.compare()?, self.read()?])
+        let relay = self.wan.map(|wan| format!(", behind a relay: {}", wan.text())).unwrap_or_default();
+        self.print(1, "target", &format!("{}    {size}, loopback only, sealed{relay}", self.lun.text));
+        let mut target = json!({ "step": "target", "url": self.lun.text, "bytes": self.bytes });
+        if let Some(wan) = self.wan {
+            target["wan"] = json!({
+                "rtt_ms": units::rounded(wan.rtt.as_secs_f64() * 1e3),
+                "loss": wan.loss,
+                "mb_per_s": units::rounded(wan.bytes_per_s as f64 / 1e6),
+                "congestion_control": false,
+            });
+        }
+        let steps = vec![target, self.copy()?, self.compare()?, self.read()?];
+        if self.wan.is_some() && !self.context.json {
+            output::line(
+                "  The relay delays the bytes of two loopback connections: it shows what round trips cost, and no congestion control.\n  \
+                 The kernel measures the round trip to the relay, so that the copy has to search for its depth, which it knows at\n  \
+                 once on a real path. `hikyaku lab wan-write` (root) has a path with packets.",
+            );
+        }
+        Ok(steps)
     }
 
     fn sample_name(&self) -> &str {
@@ -178,11 +218,14 @@ impl Demo<'_> {
         job::close(&mut self.io, [from, to]);
         let cpu = CpuTime::now().since(before);
         let text = format!(
-            "{} -> LUN   {} in {}, flush included; limited by {}",
+            "{} -> LUN   {} in {}, flush included; {}",
             self.sample_name(),
             units::rate(mb_per_s(report.bytes, report.seconds) * 1e6),
             units::duration(Duration::from_secs_f64(report.seconds)),
-            report.limited_by,
+            match self.wan {
+                None => format!("limited by {}", report.limited_by),
+                Some(wan) => beyond_the_rate(wan, report.bytes, report.seconds),
+            },
         );
         self.print(2, "copy", &text);
         let (user, system) = cpu_s_per_gb(cpu, 2 * report.bytes);
@@ -222,7 +265,10 @@ impl Demo<'_> {
     /// Step 5: copies from the LUN to a null endpoint, one request at a time, to measure the round-trip time.
     fn read(&mut self) -> Result<Value, Failure> {
         const CHUNK: u32 = 4096;
-        const BYTES_MAX: u64 = 8 << 20;
+        const READS: u64 = 2048;
+        let round_trips =
+            self.wan.filter(|wan| !wan.rtt.is_zero()).map(|wan| READS_TIME.as_nanos() / wan.rtt.as_nanos());
+        let reads = round_trips.map_or(READS, |count| (count as u64).clamp(READS_MIN, READS));
         let null = Named::parse(self.context, &format!("null:{}", self.bytes), &[])?;
         let (nothing, lun) =
             (null.open(self.context, &options(true))?, self.lun.open(self.context, &options(false))?);
@@ -231,7 +277,7 @@ impl Demo<'_> {
         let plan = Plan {
             sparse: false,
             allow_block_size: true,
-            size: Some(self.bytes.min(BYTES_MAX)),
+            size: Some(self.bytes.min(reads * u64::from(CHUNK))),
             chunk: Some(CHUNK.min(self.bytes as u32)),
             depth: Some(1),
             ..Plan::default()
@@ -253,4 +299,13 @@ impl Demo<'_> {
             error => job::engine_failure(error, verb, &self.sample.text, &self.lun.text),
         }
     }
+}
+
+/// How much longer a copy took than its bytes at the rate of the path, in round trips.
+fn beyond_the_rate(wan: Wan, bytes: u64, seconds: f64) -> String {
+    let at_rate = bytes as f64 / wan.bytes_per_s as f64;
+    let rest = (seconds - at_rate).max(0.0);
+    let rtt = wan.rtt.as_secs_f64();
+    let rest = if rtt > 0.0 { format!("{:.1} round trips", rest / rtt) } else { format!("{rest:.2} s") };
+    format!("{} of it at the path's rate, and {rest}", units::duration(Duration::from_secs_f64(at_rate)))
 }
