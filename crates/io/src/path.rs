@@ -40,12 +40,30 @@ pub enum SocketBuffer {
 }
 
 impl SocketBuffer {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Send => "send",
+            Self::Receive => "receive",
+        }
+    }
+
+    /// What the kernel grows it to, the third number of `tcp_wmem` or `tcp_rmem`; `None`: not known.
+    pub fn bytes_max(self) -> Option<u64> {
+        let setting = match self {
+            Self::Send => "tcp_wmem",
+            Self::Receive => "tcp_rmem",
+        };
+        let numbers = fs::read_to_string(format!("/proc/sys/net/ipv4/{setting}")).ok()?;
+        numbers.split_whitespace().nth(2)?.parse().ok()
+    }
+
     /// What a user reads where the buffer is too small for a path that needs `bytes`, with the command that permits them.
     pub fn is_too_small(self, bytes: u64) -> String {
-        let (name, setting) = match self {
-            Self::Send => ("send", format!("tcp_wmem='4096 65536 {bytes}'")),
-            Self::Receive => ("receive", format!("tcp_rmem='4096 131072 {bytes}'")),
+        let setting = match self {
+            Self::Send => format!("tcp_wmem='4096 65536 {bytes}'"),
+            Self::Receive => format!("tcp_rmem='4096 131072 {bytes}'"),
         };
+        let name = self.name();
         format!("the {name} buffer of this host is too small for this path: sysctl -w net.ipv4.{setting}")
     }
 }
