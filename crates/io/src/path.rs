@@ -30,6 +30,22 @@ pub struct Path {
     pub retransmitted: u32,
     /// Segments that arrived behind a gap: the path lost or reordered what the peer sent. 0 before Linux 5.4.
     pub out_of_order: u32,
+    /// Bytes that were sent and not acknowledged, and bytes that were not sent.
+    pub unacknowledged_bytes: u64,
+    pub unsent_bytes: u64,
+}
+
+/// Least bytes that the congestion window holds back; fewer may be on their way to the network device.
+const CONGESTED_BYTES: u64 = 128 << 10;
+
+impl Path {
+    /// Whether the congestion window holds data back. Where the send buffer is the bound all of it is in flight, and where
+    /// the peer's window is, that is full.
+    pub fn is_congested(&self) -> bool {
+        let is_of_peer =
+            self.peer_window_bytes > 0 && self.unacknowledged_bytes >= self.peer_window_bytes / 10 * 9;
+        self.unsent_bytes >= CONGESTED_BYTES && !is_of_peer
+    }
 }
 
 /// A buffer of a TCP socket.
@@ -129,6 +145,8 @@ fn parse(info: &[u8; INFO_BYTES], (send, receive): (u64, u64)) -> Option<Path> {
         peer_window_bytes: word(228).into(),
         retransmitted: word(100),
         out_of_order: word(224),
+        unacknowledged_bytes: u64::from(word(24)) * u64::from(word(16)),
+        unsent_bytes: word(144).into(),
     })
 }
 
@@ -187,12 +205,33 @@ mod tests {
             peer_window_bytes: 228,
             retransmitted: 100,
             out_of_order: 224,
+            unacknowledged_bytes: 24 * 16,
+            unsent_bytes: 144,
         };
         assert_eq!(parse(&info, (1, 2)), Some(path));
         info[148..152].fill(0xff);
         assert_eq!(parse(&info, (1, 2)).unwrap().round_trip_least, path.round_trip, "none measured");
         info[68..72].fill(0);
         assert_eq!(parse(&info, (1, 2)), None);
+    }
+
+    #[test]
+    fn the_congestion_window_is_told_from_buffers() {
+        let path = |unsent_bytes, unacknowledged_bytes, peer_window_bytes| Path {
+            unsent_bytes,
+            unacknowledged_bytes,
+            peer_window_bytes,
+            ..Path::default()
+        };
+        for (path, expected, why) in [
+            (path(0, 4 << 20, 6 << 20), false, "the send buffer: all of it is in flight"),
+            (path(1 << 20, 1 << 20, 6 << 20), true, "the congestion window"),
+            (path(1 << 20, 3 << 20, 3 << 20), false, "the peer's window"),
+            (path(1 << 20, 3 << 20, 0), true, "an old kernel does not tell of the peer's window"),
+            (path(65_536, 0, 65_536), false, "a command that is about to leave"),
+        ] {
+            assert_eq!(path.is_congested(), expected, "{why}");
+        }
     }
 
     #[test]
