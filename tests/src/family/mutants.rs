@@ -44,6 +44,7 @@ const ENDINGS_EACH: usize = 5;
 const SIMULATED_ONLY: &[&str] = &[
     // Files and layers execute overlapping requests in the order of their submission.
     "RetryTwice",
+    "RetryElsewhere",
     "ReinstateEarly",
     // `torture` writes data continuously: the cache rarely holds only zeroes when the power fails.
     "ForgetZeroes",
