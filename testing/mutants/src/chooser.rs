@@ -33,6 +33,7 @@ pub const NAMES: [&str; 22] = [
     "AbortEarly",
     "SkipJournalSync",
     "MissExchange",
+    "KeepAhead",
 ];
 
 /// Whether this mutant is on.
