@@ -153,6 +153,7 @@ const COPY_RARE: &[&str] = &[
     "offload",
     "depth",
     "chunk",
+    "connections",
     "pre",
     "post",
     "report",

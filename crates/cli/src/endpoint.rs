@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use block::remote::Links;
 use block::{Endpoint, LOCAL_OPTIONS, Location, Medium, OpenError, OpenOptions, Spec, layer};
 use io::Io;
 use nbd::NbdMedium;
@@ -63,6 +64,8 @@ pub(crate) struct Named {
     sealing: Option<InitiatorSealing>,
     /// Decides the sealing otherwise; set when the endpoint is first opened.
     client: OnceLock<Arc<Client>>,
+    /// Of a LUN; one unless the command waits for completions where it needs an order.
+    sessions: Links,
 }
 
 impl Named {
@@ -107,7 +110,12 @@ impl Named {
             let cause = format!("unknown option '{name}'; known here: {}", known.join(", "));
             return Err(usage(cause).hint(advice::unknown_option(&text, name, &known)));
         }
-        Ok(Self { text, spec, secrets, sealing: None, client: OnceLock::new() })
+        let (client, sessions) = (OnceLock::new(), Links::One);
+        Ok(Self { text, spec, secrets, sealing: None, client, sessions })
+    }
+
+    pub(crate) fn with_sessions(self, sessions: Links) -> Self {
+        Self { sessions, ..self }
     }
 
     pub(crate) fn path(&self) -> Option<&Path> {
@@ -253,7 +261,7 @@ impl Named {
     /// Login options: from the endpoint's options, the URL and the environment, in this priority.
     pub(crate) fn initiator_options(&self, context: &Context, url: &Url) -> Result<Options, Failure> {
         let usage = |cause: String| Failure::usage("understand the endpoint", self.text.clone(), cause);
-        let mut options = Options::new(self.initiator_name(context)?);
+        let mut options = Options { sessions: self.sessions, ..Options::new(self.initiator_name(context)?) };
         if let Some(timeout) = self.timeout()? {
             options.timeout = timeout;
         }

@@ -30,6 +30,22 @@ pub struct Path {
     pub retransmitted: u32,
     /// Segments that arrived behind a gap: the path lost or reordered what the peer sent. 0 before Linux 5.4.
     pub out_of_order: u32,
+    /// Bytes that were sent and not acknowledged, and bytes that were not sent.
+    pub unacknowledged_bytes: u64,
+    pub unsent_bytes: u64,
+}
+
+/// Least bytes that the congestion window holds back; fewer may be on their way to the network device.
+const CONGESTED_BYTES: u64 = 128 << 10;
+
+impl Path {
+    /// Whether the congestion window holds data back. Where the send buffer is the bound all of it is in flight, and where
+    /// the peer's window is, that is full.
+    pub fn is_congested(&self) -> bool {
+        let is_of_peer =
+            self.peer_window_bytes > 0 && self.unacknowledged_bytes >= self.peer_window_bytes / 10 * 9;
+        self.unsent_bytes >= CONGESTED_BYTES && !is_of_peer
+    }
 }
 
 /// A buffer of a TCP socket.
@@ -40,12 +56,30 @@ pub enum SocketBuffer {
 }
 
 impl SocketBuffer {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Send => "send",
+            Self::Receive => "receive",
+        }
+    }
+
+    /// What the kernel grows it to, the third number of `tcp_wmem` or `tcp_rmem`; `None`: not known.
+    pub fn bytes_max(self) -> Option<u64> {
+        let setting = match self {
+            Self::Send => "tcp_wmem",
+            Self::Receive => "tcp_rmem",
+        };
+        let numbers = fs::read_to_string(format!("/proc/sys/net/ipv4/{setting}")).ok()?;
+        numbers.split_whitespace().nth(2)?.parse().ok()
+    }
+
     /// What a user reads where the buffer is too small for a path that needs `bytes`, with the command that permits them.
     pub fn is_too_small(self, bytes: u64) -> String {
-        let (name, setting) = match self {
-            Self::Send => ("send", format!("tcp_wmem='4096 65536 {bytes}'")),
-            Self::Receive => ("receive", format!("tcp_rmem='4096 131072 {bytes}'")),
+        let setting = match self {
+            Self::Send => format!("tcp_wmem='4096 65536 {bytes}'"),
+            Self::Receive => format!("tcp_rmem='4096 131072 {bytes}'"),
         };
+        let name = self.name();
         format!("the {name} buffer of this host is too small for this path: sysctl -w net.ipv4.{setting}")
     }
 }
@@ -162,6 +196,8 @@ fn parse(info: &[u8; INFO_BYTES], (send, receive): (u64, u64)) -> Option<Path> {
         peer_window_bytes: word(228).into(),
         retransmitted: word(100),
         out_of_order: word(224),
+        unacknowledged_bytes: u64::from(word(24)) * u64::from(word(16)),
+        unsent_bytes: word(144).into(),
     })
 }
 
@@ -244,12 +280,33 @@ mod tests {
             peer_window_bytes: 228,
             retransmitted: 100,
             out_of_order: 224,
+            unacknowledged_bytes: 24 * 16,
+            unsent_bytes: 144,
         };
         assert_eq!(parse(&info, (1, 2)), Some(path));
         info[148..152].fill(0xff);
         assert_eq!(parse(&info, (1, 2)).unwrap().round_trip_least, path.round_trip, "none measured");
         info[68..72].fill(0);
         assert_eq!(parse(&info, (1, 2)), None);
+    }
+
+    #[test]
+    fn the_congestion_window_is_told_from_buffers() {
+        let path = |unsent_bytes, unacknowledged_bytes, peer_window_bytes| Path {
+            unsent_bytes,
+            unacknowledged_bytes,
+            peer_window_bytes,
+            ..Path::default()
+        };
+        for (path, expected, why) in [
+            (path(0, 4 << 20, 6 << 20), false, "the send buffer: all of it is in flight"),
+            (path(1 << 20, 1 << 20, 6 << 20), true, "the congestion window"),
+            (path(1 << 20, 3 << 20, 3 << 20), false, "the peer's window"),
+            (path(1 << 20, 3 << 20, 0), true, "an old kernel does not tell of the peer's window"),
+            (path(65_536, 0, 65_536), false, "a command that is about to leave"),
+        ] {
+            assert_eq!(path.is_congested(), expected, "{why}");
+        }
     }
 
     #[test]

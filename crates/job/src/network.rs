@@ -109,9 +109,9 @@ impl Connection {
         })
     }
 
-    /// A sentence for the text of the result, if this connection is what limited the copy, and the network more than
-    /// the target.
-    pub(crate) fn line(&self) -> Option<String> {
+    /// The verdict, for the text of the result, if this connection is what limited the copy, and the network more than the
+    /// target.
+    pub(crate) fn sentence(&self) -> Option<&str> {
         let verdict = &self.found.verdict;
         let is_far = self.found.last.min_rtt_us.is_some_and(|us| us >= NETWORK_US);
         let is_of_network = matches!(
@@ -124,7 +124,7 @@ impl Connection {
                 | Cause::LineRate
         );
         let is_said = is_far && is_of_network && verdict.confidence >= CONFIDENCE;
-        is_said.then(|| format!("network of the {}: {}", self.end, verdict.sentence))
+        is_said.then_some(&verdict.sentence)
     }
 }
 
@@ -171,7 +171,7 @@ mod tests {
             let object = connection.object();
             assert_eq!(object["verdict"]["limit"], expected, "{object}");
             assert_eq!(object["rtt_least_ms"], 40.0);
-            assert_eq!(connection.line().is_some(), expected == "send_buffer", "{object}");
+            assert_eq!(connection.sentence().is_some(), expected == "send_buffer", "{object}");
         }
     }
 
@@ -179,6 +179,6 @@ mod tests {
     fn a_neighbour_is_not_spoken_of() {
         let mut found = found();
         found.last.min_rtt_us = Some(90);
-        assert_eq!(Connection { end: "destination", found }.line(), None);
+        assert_eq!(Connection { end: "destination", found }.sentence(), None);
     }
 }

@@ -10,7 +10,7 @@ use crate::cpu::CpuTime;
 use crate::manifest::Written;
 use crate::offload::Offloaded;
 use crate::remote::ByTarget;
-use crate::{Connection, Ending, Failure, Job, SCHEMA, refusals, units};
+use crate::{Connection, EndPath, Ending, Failure, Job, SCHEMA, refusals, units};
 
 /// A complete copy. All of it is durable.
 #[derive(Debug)]
@@ -22,6 +22,8 @@ pub struct Copied {
     pub protection: Value,
     /// The connections to iSCSI ends, if they were sampled often enough.
     pub network: Rc<[Connection]>,
+    /// The paths to remote ends.
+    pub paths: Vec<EndPath>,
     /// Kind of the snapshot that was copied: `reflink`, `lvm` or `zfs`.
     pub snapshot: Option<&'static str>,
     pub manifest: Option<Written>,
@@ -52,6 +54,8 @@ impl Copied {
         object["protection"] = self.protection.clone();
         if let Way::Engine(..) | Way::Stream(..) = &self.way {
             object["network"] = self.network.iter().map(Connection::object).collect();
+            let limit = |end: &str| Some(self.connection(end)?.found.verdict.limit.name());
+            object["path"] = self.paths.iter().map(|path| path.object(limit(path.end))).collect();
         }
         if let Way::Engine(..) = &self.way {
             object["snapshot"] = self.snapshot.unwrap_or("none").into();
@@ -60,8 +64,21 @@ impl Copied {
         object
     }
 
+    fn connection(&self, end: &str) -> Option<&Connection> {
+        self.network.iter().find(|connection| connection.end == end)
+    }
+
+    /// For each end one line, if its network was the limit, or a buffer of this host was too small for it.
+    fn network_lines(&self) -> impl Iterator<Item = String> {
+        self.paths.iter().filter_map(|path| {
+            let verdict = self.connection(path.end).and_then(Connection::sentence);
+            let said: Vec<_> = verdict.map(str::to_owned).into_iter().chain(path.report.missing()).collect();
+            (!said.is_empty()).then(|| format!("network of the {}: {}", path.end, said.join(" ")))
+        })
+    }
+
     pub fn lines(&self) -> Vec<String> {
-        let network = self.network.iter().filter_map(Connection::line);
+        let network = self.network_lines();
         let first = match &self.way {
             Way::Engine(report, cpu, offloaded) => sentence(report, *cpu) + offloaded.words(),
             Way::Stream(report, cpu) => sentence(report, *cpu),

@@ -15,7 +15,7 @@ use crate::remote::{self, ByTarget};
 use crate::report::Record;
 use crate::since::Changes;
 use crate::stream::Piped;
-use crate::{Copied, Ending, Failure, Job, Mismatch, manifest, protection};
+use crate::{Copied, EndPath, Ending, Failure, Job, Mismatch, manifest, protection};
 
 /// A copy that passed all checks: its endpoints are open, its destination is locked, its journal has begun. If it is
 /// dropped instead of run, nothing is written to the destination, and the journal stays in the state directory.
@@ -111,8 +111,15 @@ impl Paired<'_> {
         let Pair { source, destination, source_consistent, .. } = self.pair;
         let protection = protection::of_both(&*source, &*destination);
         let way = Way::Target(by_target);
-        let copied =
-            Copied { way, source_consistent, protection, network: [].into(), snapshot: None, manifest: None };
+        let copied = Copied {
+            way,
+            source_consistent,
+            protection,
+            network: [].into(),
+            paths: Vec::new(),
+            snapshot: None,
+            manifest: None,
+        };
         self.job.finished(&copied, record);
         crate::close(&mut self.io, [source, destination]);
         Ok(copied)
@@ -197,6 +204,10 @@ impl Paired<'_> {
             source_consistent: source_consistent && !report.source_changed,
             protection: protection::of_both(&*source, &*destination),
             network: std::mem::take(&mut record.followed).judge(&report).into(),
+            paths: [("source", &*source), ("destination", &*destination)]
+                .into_iter()
+                .filter_map(|(name, end)| EndPath::of(name, end))
+                .collect(),
             way: Way::Engine(Box::new(report), cpu, offloaded),
             snapshot: self.snapshot,
             manifest,

@@ -20,8 +20,8 @@ use crate::outcome::Way;
 use crate::refusals::Opened;
 use crate::report::Record;
 use crate::{
-    Choice, Copied, Failure, Job, Request, Resume, Sample, journal, journals, outcome, protection, refusals,
-    standard,
+    Choice, Copied, EndPath, Failure, Job, Request, Resume, Sample, journal, journals, outcome, protection,
+    refusals, standard,
 };
 
 /// A copy from or to a stream that passed all checks. Its endpoint is open and, as a destination, locked.
@@ -74,7 +74,8 @@ impl<'a> Piped<'a> {
     pub(crate) fn run(self, record: &mut Record) -> Result<Copied, Failure> {
         let Self { job, mut io, end: (_medium, mut end), source_consistent, created, before, .. } = self;
         let (plan, mut watch) = (job.request.plan(), Watch::new(job.host));
-        watch.follow(&[(if job.source.is_stream() { "destination" } else { "source" }, &*end)]);
+        let name = if job.source.is_stream() { "destination" } else { "source" };
+        watch.follow(&[(name, &*end)]);
         let mut last = None;
         let mut observer = |now: &mover::Progress| {
             last = Some(Sample::of(now));
@@ -101,11 +102,13 @@ impl<'a> Piped<'a> {
         record.series.extend(watch.finish());
         let cpu = CpuTime::now().since(before);
         let protection = protection::of(&end.inspect().facts());
+        let paths = EndPath::of(name, &*end).into_iter().collect();
         crate::close(&mut io, [end]);
         let report = result.map_err(|error| failure(job, &error))?;
         let network = followed.judge(&report).into();
         let way = Way::Stream(Box::new(report), cpu);
-        let copied = Copied { way, source_consistent, protection, network, snapshot: None, manifest: None };
+        let copied =
+            Copied { way, source_consistent, protection, network, paths, snapshot: None, manifest: None };
         if let Some(created) = created {
             created.keep();
         }

@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 pub const VARIABLE: &str = "HIKYAKU_MUTANT";
 
 /// All mutants, in the order in which their patches are applied.
-pub const NAMES: [&str; 21] = [
+pub const NAMES: [&str; 23] = [
     "DropFlush",
     "IgnoreFua",
     "AckEarly",
@@ -21,6 +21,7 @@ pub const NAMES: [&str; 21] = [
     "ClaimKept",
     "SkipLastFlush",
     "RetryTwice",
+    "RetryElsewhere",
     "ForgetCacheLost",
     "ForgetZeroes",
     "SettleLate",
@@ -32,6 +33,7 @@ pub const NAMES: [&str; 21] = [
     "AbortEarly",
     "SkipJournalSync",
     "MissExchange",
+    "KeepAhead",
 ];
 
 /// Whether this mutant is on.

@@ -403,6 +403,10 @@ fn bench_path_cases(context: &Context, cases: &mut Cases) {
     cases.check("bench-path-json", || {
         let value = bench(&lun.get()?.url.to_string(), &[])?.success()?.json()?;
         ensure!(value["schema"] == 1 && value["write"] == false && value["expect"].is_string(), "{value}");
+        ensure!(
+            value["path"].is_null() && value["copy"].is_null(),
+            "a single row is measured alone: {value}"
+        );
         let row = &value["rows"][0];
         ensure!(row["operations"] == 200 && row["bytes"] == 200 << 16 && row["verified"] == false, "{row}");
         for key in ["seconds", "operations_per_s", "mb_per_s"] {
@@ -415,6 +419,17 @@ fn bench_path_cases(context: &Context, cases: &mut Cases) {
             ensure!(row["initiator"][key].is_number(), "initiator.{key} in {row}");
         }
         Ok(())
+    });
+    cases.check("bench-path-predicts-without-writing", || {
+        let Lun { files, url, .. } = lun.get()?;
+        let output = unchanged(&files.destination, || bench(&url.to_string(), &["--size", "1G"])?.success())?;
+        let value = output.json()?;
+        let (path, copy) = (&value["path"], &value["copy"]);
+        ensure!(
+            path["end"] == "source" && path["r2t_rounds_max"] == 0 && copy["bytes"] == 1 << 30,
+            "{value}"
+        );
+        demand!(copy["seconds"].as_f64() > Some(0.0) && path["rtt_idle_ms"].is_number(), "{value}")
     });
     cases.check("bench-path-write-undeclared-exits-6", || {
         let Lun { files, url, .. } = lun.get()?;

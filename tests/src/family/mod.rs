@@ -9,6 +9,7 @@ mod conformance;
 mod copy_matrix;
 mod foreign;
 mod fuzz;
+mod gateway;
 mod guest;
 mod guides;
 mod install;
@@ -107,6 +108,7 @@ pub const FAMILIES: &[Family] = &[
     family("kill", kill::examine, "signals and sudden death of either side"),
     family("mover", mover::examine, "copies cut at every step, on storage that fails or vanishes"),
     family("xcopy", xcopy::examine, "the target copies between its LUNs: counted, refused, aborted"),
+    family("gateway", gateway::examine, "a target that serves a LUN of another one and reads ahead"),
     family("service", service::examine, "a server as its operator sees it: status, ctl, discovery, the log"),
     family(
         "analyze",

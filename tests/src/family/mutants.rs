@@ -37,13 +37,15 @@ const SCENES: &[Scene] = &[
 ];
 
 type Ending = fn(&Context, Option<&str>) -> Result<Option<String>>;
-const ENDINGS: &[(&str, Ending)] = &[("end", ended), ("copy", copied), ("journal", resumed)];
+const ENDINGS: &[(&str, Ending)] =
+    &[("end", ended), ("copy", copied), ("journal", resumed), ("gateway", read_ahead)];
 const ENDINGS_EACH: usize = 5;
 
 /// Defects that only the simulator has to detect.
 const SIMULATED_ONLY: &[&str] = &[
     // Files and layers execute overlapping requests in the order of their submission.
     "RetryTwice",
+    "RetryElsewhere",
     "ReinstateEarly",
     // `torture` writes data continuously: the cache rarely holds only zeroes when the power fails.
     "ForgetZeroes",
@@ -56,8 +58,8 @@ const SIMULATED_ONLY: &[&str] = &[
     "AbortEarly",
 ];
 
-/// Defects that only the real program can show: the simulator has no files, and one disk at an address.
-const REAL_ONLY: &[&str] = &["SkipJournalSync", "MissExchange"];
+/// Defects that only the real program can show: the simulator has no files, one disk at an address, and no gateway.
+const REAL_ONLY: &[&str] = &["SkipJournalSync", "MissExchange", "KeepAhead"];
 
 /// The programs with all defects, of which [`VARIABLE`] chooses one.
 struct Build {
@@ -171,9 +173,18 @@ fn ended(context: &Context, mutant: Option<&str>) -> Result<Option<String>> {
 }
 
 fn resumed(context: &Context, mutant: Option<&str>) -> Result<Option<String>> {
+    super::mover::verdict(&with(context, mutant)?)
+}
+
+fn read_ahead(context: &Context, mutant: Option<&str>) -> Result<Option<String>> {
+    super::gateway::verdict(&with(context, mutant)?)
+}
+
+/// A context whose programs have the defect.
+fn with(context: &Context, mutant: Option<&str>) -> Result<Context> {
     let variables = mutant.map(|mutant| (VARIABLE, mutant.to_owned())).into_iter().collect();
     let context = Context::new(context.hikyaku.clone(), context.seed, context.tier, context.against)?;
-    super::mover::verdict(&Context { variables, ..context })
+    Ok(Context { variables, ..context })
 }
 
 fn differing_sector(source: &Path, copy: &Path) -> Result<Option<String>> {

@@ -19,6 +19,8 @@ pub(super) struct Work {
     pub(super) kind: Kind,
     /// Bytes that are done; a request may take several commands.
     pub(super) done: u64,
+    /// A command of it was given to a connection.
+    was_sent: bool,
     /// The cache's counters at submission.
     pub(super) mark: Mark,
     pub(super) step: Effect,
@@ -47,6 +49,17 @@ pub(super) struct Backlog {
     progress: Duration,
     barren: u32,
     retries: u64,
+    /// Bytes of the reads and writes that have not ended, and of all that have ended well.
+    bytes: u64,
+    bytes_done: u64,
+}
+
+/// Bytes that a request moves over the network.
+fn bytes_of(kind: &Kind) -> u64 {
+    match kind {
+        Kind::Read { into: span, .. } | Kind::Write { from: span, .. } => span.len() as u64,
+        Kind::Flush | Kind::Discard { .. } | Kind::WriteZeroes { .. } => 0,
+    }
 }
 
 impl Backlog {
@@ -60,6 +73,8 @@ impl Backlog {
             progress: now,
             barren: 0,
             retries: 0,
+            bytes: 0,
+            bytes_done: 0,
         }
     }
 
@@ -77,8 +92,9 @@ impl Backlog {
         }
         self.sequence += 1;
         let Request { id, kind } = request;
-        let step = Effect::default();
-        let work = Work { id, sequence: self.sequence, kind, done: 0, mark, step, repeats: 0 };
+        self.bytes += bytes_of(&kind);
+        let (sequence, step) = (self.sequence, Effect::default());
+        let work = Work { id, sequence, kind, done: 0, was_sent: false, mark, step, repeats: 0 };
         self.queue.push_back(self.works.insert(work));
     }
 
@@ -115,7 +131,8 @@ impl Backlog {
             self.running.resize(task + 1, None);
         }
         self.running[task] = Some(key);
-        self.works[key].step = step;
+        let work = &mut self.works[key];
+        (work.step, work.was_sent) = (step, true);
     }
 
     pub(super) fn ended(&mut self, task: usize) -> Option<usize> {
@@ -153,7 +170,37 @@ impl Backlog {
     ) {
         (self.progress, self.barren) = (now, 0);
         let work = self.works.remove(key);
+        let bytes = bytes_of(&work.kind);
+        self.bytes -= bytes;
+        self.bytes_done += if result.is_ok() { bytes } else { 0 };
         done.push(Completion { id: work.id, result });
+    }
+
+    /// Takes back the requests of which no connection was given a command, in the order of submission. Flushes stay.
+    pub(super) fn take_unsent(&mut self) -> Vec<Request> {
+        let works = &self.works;
+        let stays = |key: &usize| works[*key].was_sent || matches!(works[*key].kind, Kind::Flush);
+        let unsent: Vec<usize> = self.queue.iter().copied().filter(|key| !stays(key)).collect();
+        self.queue.retain(stays);
+        let taken = unsent.into_iter().map(|key| self.works.remove(key));
+        let requests: Vec<_> = taken.map(|work| Request { id: work.id, kind: work.kind }).collect();
+        self.bytes -= requests.iter().map(|request| bytes_of(&request.kind)).sum::<u64>();
+        requests
+    }
+
+    /// Whether a connection was given a command of a write that has not ended.
+    pub(super) fn has_sent_writes(&self) -> bool {
+        self.works.iter().any(|(_, work)| work.was_sent && work.kind.is_write())
+    }
+
+    /// Bytes of the reads and writes that have not ended.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Bytes of the reads and writes that have ended well.
+    pub(super) fn bytes_done(&self) -> u64 {
+        self.bytes_done
     }
 
     /// After a lost connection: all unanswered requests are queued again, in the order of submission.
@@ -178,7 +225,7 @@ impl Backlog {
         self.queue.clear();
         self.later.clear();
         self.running.clear();
-        (self.progress, self.barren) = (now, 0);
+        (self.progress, self.barren, self.bytes) = (now, 0, 0);
         let works = std::mem::take(&mut self.works).into_iter();
         done.extend(works.map(|(_, work)| Completion { id: work.id, result: Err(error.clone()) }));
     }

@@ -29,8 +29,8 @@ pub(super) struct Clock {
 }
 
 impl Clock {
-    pub(super) fn new(io: &mut Io) -> Self {
-        Self { owner: io.owner(), is_ticking: false, is_feeding: false, is_idling: false }
+    pub(super) fn new(owner: Owner) -> Self {
+        Self { owner, is_ticking: false, is_feeding: false, is_idling: false }
     }
 
     pub(super) fn owner(&self) -> Owner {

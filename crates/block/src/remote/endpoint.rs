@@ -82,6 +82,8 @@ pub struct Remote<P: Peer> {
     written: u64,
     /// [`ZERO_BYTES`] zeroes, allocated at first use.
     zeroes: Option<Span>,
+    /// A write has failed without an answer, and no link has become ready since: the other end may still carry it out.
+    is_stale: bool,
     /// Empty between calls; kept to reuse its memory.
     reports: Vec<Report<P>>,
 }
@@ -89,10 +91,22 @@ pub struct Remote<P: Peer> {
 impl<P: Peer> Remote<P> {
     /// Starts to connect. `cache` is shared by all endpoints of the same unit.
     pub fn open(io: &mut Io, peer: P, cache: Arc<WriteCache>, timeout: Duration) -> Self {
+        let owners = [io.owner(), io.owner()];
+        Self::open_as(io, owners, peer, cache, timeout)
+    }
+
+    /// [`Remote::open`] with the owners of its events.
+    pub(super) fn open_as(
+        io: &mut Io,
+        [owner, clock]: [Owner; 2],
+        peer: P,
+        cache: Arc<WriteCache>,
+        timeout: Duration,
+    ) -> Self {
         let mut remote = Self {
             peer,
-            owner: io.owner(),
-            clock: Clock::new(io),
+            owner,
+            clock: Clock::new(clock),
             timeout,
             born: io.now(),
             link_state: LinkState::Opening,
@@ -109,12 +123,61 @@ impl<P: Peer> Remote<P> {
             cache,
             written: 0,
             zeroes: None,
+            is_stale: false,
             reports: Vec::new(),
         };
-        let mut done = Vec::new();
-        remote.connect(io, &mut done);
-        assert!(done.is_empty(), "nothing was submitted yet");
+        remote.begin(io);
         remote
+    }
+
+    /// Starts to connect again, by another peer of the same unit. The endpoint is closed, and [`Remote::is_stale`] is
+    /// false.
+    pub(super) fn reopen(&mut self, io: &mut Io, peer: P) {
+        assert!(self.is_closed() && !self.is_stale, "requests of the former peer may not have ended");
+        self.peer = peer;
+        (self.failed, self.refusal, self.expired) = (None, None, None);
+        (self.backoff, self.born) = (Backoff::default(), io.now());
+        self.last_failure.clear();
+        self.begin(io);
+    }
+
+    fn begin(&mut self, io: &mut Io) {
+        let mut done = Vec::new();
+        self.connect(io, &mut done);
+        assert!(done.is_empty(), "nothing was submitted yet");
+    }
+
+    pub(super) fn peer(&self) -> &P {
+        &self.peer
+    }
+
+    /// Whether requests are submitted to a link.
+    pub(super) fn is_serving(&self) -> bool {
+        self.link_state == LinkState::Serving && self.peer.is_open() && self.expired.is_none()
+    }
+
+    /// Whether the other end may still carry out a write that has failed here. A later write to the same place must go
+    /// through this endpoint, behind the link that ends it.
+    pub(super) fn is_stale(&self) -> bool {
+        self.is_stale
+    }
+
+    /// Whether it was closed, or its last link has ended for good.
+    pub(super) fn is_ending(&self) -> bool {
+        matches!(self.link_state, LinkState::Closing | LinkState::Closed)
+    }
+
+    pub(super) fn own(&self) -> [Owner; 2] {
+        [self.owner, self.clock.owner()]
+    }
+
+    pub(super) fn backlog(&self) -> &Backlog {
+        &self.backlog
+    }
+
+    /// [`Backlog::take_unsent`].
+    pub(super) fn take_unsent(&mut self) -> Vec<Request> {
+        self.backlog.take_unsent()
     }
 
     /// After a change that lets [`Peer::submit_own`] submit commands, call [`Remote::feed_soon`].
@@ -160,6 +223,7 @@ impl<P: Peer> Remote<P> {
         match report {
             Report::Ready => {
                 self.link_state = LinkState::Serving;
+                self.is_stale = false;
                 self.last_failure.clear();
                 if self.backlog.connected(io.now()) {
                     self.backoff = Backoff::default();
@@ -271,7 +335,13 @@ impl<P: Peer> Remote<P> {
             OpenError::Exchanged(_) => IoErrorKind::Gone,
             _ => IoErrorKind::Unreachable,
         };
-        self.backlog.fail(&IoError::new(kind, error.to_string()), io.now(), done);
+        self.fail(&IoError::new(kind, error.to_string()), io.now(), done);
+    }
+
+    /// Fails every request; there is no link.
+    fn fail(&mut self, error: &IoError, now: Duration, done: &mut Vec<Completion>) {
+        self.is_stale |= self.backlog.has_sent_writes();
+        self.backlog.fail(error, now, done);
     }
 
     /// After the loss of the link: unanswered requests are queued again, and an attempt is scheduled.
@@ -437,7 +507,7 @@ impl<P: Peer> Remote<P> {
 
     /// Fails the timed-out requests; there is no link.
     fn expire(&mut self, io: &mut Io, error: &IoError, done: &mut Vec<Completion>) {
-        self.backlog.fail(error, io.now(), done);
+        self.fail(error, io.now(), done);
         self.peer.on_change(&Change::Expired);
         self.link_state = match self.link_state {
             LinkState::Closing(_) | LinkState::Closed => LinkState::Closed,
@@ -496,12 +566,12 @@ impl<P: Peer> Endpoint for Remote<P> {
         self.pump(io, done);
         if self.link_state == LinkState::Closed && !self.backlog.is_empty() {
             let error = IoError::new(IoErrorKind::Aborted, format!("the {} was closed", P::NOUNS.link));
-            self.backlog.fail(&error, io.now(), done);
+            self.fail(&error, io.now(), done);
         }
     }
 
     fn owners(&self, owners: &mut Vec<Owner>) {
-        owners.extend([self.owner, self.clock.owner()]);
+        owners.extend(self.own());
     }
 
     fn in_flight(&self, direction: Direction) -> Option<u64> {

@@ -1,6 +1,7 @@
 //! Endpoints that reconnect after a lost connection.
 //!
-//! `endpoint.rs`: [`Remote`]. `peer.rs`: the traits that a protocol implements. `backlog.rs`: the requests.
+//! `endpoint.rs`: [`Remote`]. `several.rs`: [`Several`] of them for one unit; `growth.rs`: how many. `peer.rs`: the traits
+//! that a protocol implements. `backlog.rs`: the requests.
 //! `write_cache.rs`: acknowledged writes that are not durable. `clock.rs`: the endpoint's own events.
 //!
 //! Not here: bytes of any protocol, sockets, and the meaning of a failure. Read [`Remote`] first, then [`Peer`].
@@ -9,7 +10,9 @@ mod addresses;
 mod backlog;
 mod clock;
 mod endpoint;
+mod growth;
 mod peer;
+mod several;
 mod write_cache;
 
 #[cfg(test)]
@@ -21,7 +24,9 @@ use std::time::Duration;
 
 pub use addresses::Addresses;
 pub use endpoint::Remote;
+pub use growth::{LINKS_MAX, Links};
 pub use peer::{Change, Effect, Link, Next, Nouns, Peer, Report, Submitted, Verdict};
+pub use several::Several;
 pub use write_cache::{Mark, WriteCache};
 
 /// Interval at which deadlines are checked while a request or link is outstanding.

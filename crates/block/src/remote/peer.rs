@@ -142,6 +142,12 @@ pub trait Peer: Sized {
         None
     }
 
+    /// A peer for a further link to the same unit, beside that of this one, which is open. It opens only if it finds the
+    /// same unit. `None`: this protocol, or this server, has one link for a unit.
+    fn sibling(&self) -> Option<Self> {
+        None
+    }
+
     /// The extent that contains `offset`; data where it is unknown.
     fn extent(&mut self, offset: u64) -> Extent {
         let _ = offset;

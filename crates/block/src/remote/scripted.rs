@@ -15,12 +15,12 @@ use ::io::{Backend, Event, Io, Item, Listener, Owner, Raw, Token, World};
 use area::{PoolLimits, Span};
 
 use super::{
-    Addresses, Change, Effect, Link, Next, Nouns, Peer, Remote, Report, Submitted, Verdict, WriteCache,
-    ZERO_BYTES,
+    Addresses, Change, Effect, Link, Links, Next, Nouns, Peer, Remote, Report, Several, Submitted, Verdict,
+    WriteCache, ZERO_BYTES,
 };
 use crate::{
-    Capability, Completion, Endpoint, Identity, IoError, IoErrorKind, Kind, OpenError, Request, RequestId,
-    State,
+    Capability, Completion, Endpoint, Identity, IoError, IoErrorKind, Kind, OpenError, PathReport, Request,
+    RequestId, State,
 };
 
 pub(super) const TIMEOUT: Duration = Duration::from_secs(5);
@@ -147,6 +147,22 @@ pub(super) struct Far {
     pub(super) idled: u32,
     pub(super) logged_out: u32,
     pub(super) changes: Vec<String>,
+    /// The other ends of further links, as they open.
+    pub(super) siblings: VecDeque<Rc<RefCell<Far>>>,
+    pub(super) path: Option<::io::Path>,
+    /// Of the present link's events.
+    owner: Option<Owner>,
+}
+
+impl Far {
+    pub(super) fn new(accepts: impl IntoIterator<Item = Act>) -> Rc<RefCell<Self>> {
+        Rc::new(RefCell::new(Self { accepts: accepts.into_iter().collect(), ..Self::default() }))
+    }
+
+    /// Commands of the present link.
+    pub(super) fn commands(&self) -> Vec<Command> {
+        self.commands.iter().map(|(_, command)| command.clone()).collect()
+    }
 }
 
 pub(super) struct Wire {
@@ -231,8 +247,9 @@ impl Peer for Script {
         &"memory"
     }
 
-    fn connect(&mut self, _: &mut Io, _: Owner, _: u32) -> Result<Wire, Report<Self>> {
+    fn connect(&mut self, _: &mut Io, owner: Owner, _: u32) -> Result<Wire, Report<Self>> {
         let mut far = self.far.borrow_mut();
+        far.owner = Some(owner);
         far.attempts.push((self.clock.now(), *self.addresses.current()));
         (far.commands, far.window) = (Vec::new(), 3);
         far.acts.clear();
@@ -349,6 +366,16 @@ impl Peer for Script {
         &self.capability
     }
 
+    fn sibling(&self) -> Option<Self> {
+        let far = self.far.borrow_mut().siblings.pop_front()?;
+        Some(script(&far, &self.clock, 1))
+    }
+
+    fn path(&self) -> Option<PathReport> {
+        let connection = self.far.borrow().path?;
+        Some(PathReport { sessions: 1, connection, ..PathReport::default() })
+    }
+
     fn identity(&self) -> Identity {
         Identity::Unique
     }
@@ -372,13 +399,8 @@ pub(super) struct Pair {
 impl Pair {
     /// With addresses 0 and up to `addresses`, the attempts end as in `accepts`.
     pub(super) fn open(addresses: u32, accepts: impl IntoIterator<Item = Act>) -> Self {
-        let clock = Still::default();
-        // A time of day of zero would hide times that are not set.
-        clock.0.store(1_000_000_000, Ordering::Relaxed);
-        ::io::enter(Some(Arc::new(clock.clone())));
-        let mut io = Io::new(PoolLimits::default()).unwrap();
-        ::io::enter(None);
-        let far = Rc::new(RefCell::new(Far { accepts: accepts.into_iter().collect(), ..Far::default() }));
+        let (clock, mut io) = still();
+        let far = Far::new(accepts);
         let cache = Arc::new(WriteCache::default());
         let remote = endpoint(&mut io, &clock, &far, &cache, addresses);
         let mut pair = Self { clock, io, far, cache, remote, done: Vec::new(), last: 0 };
@@ -451,7 +473,7 @@ impl Pair {
 
     /// Commands at the other end, over the present link.
     pub(super) fn commands(&self) -> Vec<Command> {
-        self.far.borrow().commands.iter().map(|(_, command)| command.clone()).collect()
+        self.far.borrow().commands()
     }
 
     /// What has completed since the last call: which requests, and how.
@@ -477,12 +499,128 @@ pub(super) fn endpoint(
     cache: &Arc<WriteCache>,
     addresses: u32,
 ) -> Remote<Script> {
-    let script = Script {
+    Remote::open(io, script(far, clock, addresses), Arc::clone(cache), TIMEOUT)
+}
+
+fn script(far: &Rc<RefCell<Far>>, clock: &Still, addresses: u32) -> Script {
+    Script {
         far: Rc::clone(far),
         addresses: Addresses::new((0..addresses).collect()),
         capability: crate::memory::synthetic_capability(1 << 20),
         is_open: false,
         clock: clock.clone(),
-    };
-    Remote::open(io, script, Arc::clone(cache), TIMEOUT)
+    }
+}
+
+/// A fake clock and a loop that follows it.
+fn still() -> (Still, Io) {
+    let clock = Still::default();
+    // A time of day of zero would hide times that are not set.
+    clock.0.store(1_000_000_000, Ordering::Relaxed);
+    ::io::enter(Some(Arc::new(clock.clone())));
+    let io = Io::new(PoolLimits::default()).unwrap();
+    ::io::enter(None);
+    (clock, io)
+}
+
+/// An endpoint of several links, its loop, and the other end of each link, in the order of their first attempt.
+pub(super) struct Group {
+    clock: Still,
+    pub(super) io: Io,
+    pub(super) fars: Vec<Rc<RefCell<Far>>>,
+    pub(super) cache: Arc<WriteCache>,
+    pub(super) several: Several<Script>,
+    done: Vec<Completion>,
+    last: RequestId,
+}
+
+impl Group {
+    /// With one other end for each element; the attempts there end as it says.
+    pub(super) fn open(links: Links, accepts: Vec<Vec<Act>>) -> Self {
+        let (clock, mut io) = still();
+        let fars: Vec<_> = accepts.into_iter().map(Far::new).collect();
+        fars[0].borrow_mut().siblings = fars[1..].iter().cloned().collect();
+        let cache = Arc::new(WriteCache::default());
+        let first = script(&fars[0], &clock, 1);
+        let several = Several::open(&mut io, first, Arc::clone(&cache), TIMEOUT, links);
+        let mut group = Self { clock, io, fars, cache, several, done: Vec::new(), last: 0 };
+        (0..group.fars.len()).for_each(|far| group.deliver(far));
+        group
+    }
+
+    /// So many links that serve.
+    pub(super) fn serving(count: usize) -> Self {
+        let group = Self::open(Links::Fixed(count), vec![vec![Act::Up]; count]);
+        assert!(matches!(group.several.state(), State::Ready));
+        group
+    }
+
+    /// A link takes what its other end has done.
+    pub(super) fn deliver(&mut self, far: usize) {
+        let owner = self.fars[far].borrow().owner;
+        let Some(owner) = owner else { return };
+        let event = Event { token: Token { owner, key: 0 }, result: 0, item: Item::None };
+        self.several.on_event(&mut self.io, event, &mut self.done);
+    }
+
+    pub(super) fn act(&mut self, far: usize, acts: impl IntoIterator<Item = Act>) {
+        self.fars[far].borrow_mut().acts.extend(acts);
+        self.deliver(far);
+    }
+
+    pub(super) fn answer(&mut self, far: usize, task: usize) {
+        self.act(far, [Act::Answer(task, Answer::Good)]);
+    }
+
+    pub(super) fn submit(&mut self, kind: Kind) -> RequestId {
+        self.last += 1;
+        self.several.submit(&mut self.io, Request { id: self.last, kind }, &mut self.done);
+        self.last
+    }
+
+    /// Writes a command's worth at `offset`.
+    pub(super) fn write(&mut self, offset: u64) -> RequestId {
+        let from = self.io.pool().take(STEP_BYTES as usize).unwrap();
+        self.submit(Kind::Write { offset, from, durable: false })
+    }
+
+    pub(super) fn read(&mut self, offset: u64) -> RequestId {
+        let into = self.io.pool().take(STEP_BYTES as usize).unwrap();
+        self.submit(Kind::Read { offset, into })
+    }
+
+    pub(super) fn pass(&mut self, time: Duration) {
+        let until = self.clock.now() + time;
+        let mut events = Vec::new();
+        while self.clock.now() < until {
+            self.io.turn_until(Some(until), &mut events).unwrap();
+            for event in events.drain(..) {
+                self.several.on_event(&mut self.io, event, &mut self.done);
+            }
+            (0..self.fars.len()).for_each(|far| self.deliver(far));
+        }
+    }
+
+    /// One turn, in which no time passes.
+    pub(super) fn turn(&mut self) {
+        let mut events = Vec::new();
+        let now = self.clock.now();
+        self.io.turn_until(Some(now), &mut events).unwrap();
+        for event in events {
+            self.several.on_event(&mut self.io, event, &mut self.done);
+        }
+    }
+
+    pub(super) fn commands(&self, far: usize) -> Vec<Command> {
+        self.fars[far].borrow().commands()
+    }
+
+    pub(super) fn attempts(&self, far: usize) -> usize {
+        self.fars[far].borrow().attempts.len()
+    }
+
+    /// What has completed since the last call: which requests, and how.
+    pub(super) fn completed(&mut self) -> Vec<(RequestId, Option<IoErrorKind>)> {
+        self.done.drain(..).map(|one| (one.id, one.result.err().map(|error| error.kind))).collect()
+    }
 }

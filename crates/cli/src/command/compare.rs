@@ -57,13 +57,14 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
-    let first = Named::parse(context, &args.first, &[])?;
+    let sessions = args.shape.sessions();
+    let first = Named::parse(context, &args.first, &[])?.with_sessions(sessions);
     let plan = args.range.plan(&args.shape);
     let Some(second) = &args.second else {
         let path = args.manifest.as_ref().expect("one of the two is there");
         return manifest::run(context, args, &first, path, &plan);
     };
-    let second = Named::parse(context, second, &[])?;
+    let second = Named::parse(context, second, &[])?.with_sessions(sessions);
     let mut io = job::event_loop()?;
     let open = |attempted: &str, named: &Named, offset: u64| {
         let request_alignment = request_alignment(offset, plan.chunk);

@@ -126,6 +126,9 @@ impl Report {
         }
         page.extend(record.network.iter().map(network));
         if let Some(outcome) = &record.outcome {
+            page.extend(outcome["path"].as_array().into_iter().flatten().map(path));
+        }
+        if let Some(outcome) = &record.outcome {
             page += &unreadable(outcome);
         }
         let _ = write!(page, "<h2>To repeat it</h2>\n<pre>{}</pre>\n", escaped(&shell::line(command)));
@@ -287,6 +290,28 @@ fn network(connection: &Connection) -> String {
         );
     }
     html
+}
+
+/// The section about the path to an end.
+fn path(object: &Value) -> String {
+    let mut table = Table::new();
+    let ms = |name: &str| number(object, &[name]).unwrap_or(0.0);
+    let bytes = |name: &str| units::bytes(object[name].as_u64().unwrap_or(0));
+    table.row("Round trip", &format!("{:.2} ms, the least {:.2} ms", ms("rtt_ms"), ms("rtt_least_ms")));
+    table.row("Most in flight", &bytes("in_flight_max_bytes"));
+    let forced = if object["send_buffer_forced"] == true { " (beyond tcp_wmem)" } else { "" };
+    table.row(
+        "Socket buffers",
+        &format!("send {}{forced}, receive {}", bytes("send_buffer_bytes"), bytes("receive_buffer_bytes")),
+    );
+    if let Some(name) = object["congestion_control"].as_str() {
+        table.row("Congestion control", name);
+    }
+    for missing in object["missing"].as_array().into_iter().flatten().filter_map(Value::as_str) {
+        table.row("Missing", missing);
+    }
+    let end = object["end"].as_str().unwrap_or_default();
+    format!("<h2>Path to the {}</h2>\n{}", escaped(end), table.end())
 }
 
 /// The section about areas that could not be read; empty without such areas.

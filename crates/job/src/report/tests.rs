@@ -112,6 +112,10 @@ fn a_page_is_well_formed_whatever_it_tells() {
         "bytes": 1 << 30, "seconds": 2.5, "mb_per_s": 858.0, "data_bytes": 1 << 29, "data_mb_per_s": 429.5, "limited_by": "source", "blake3": "<00>", "verified": true,
         "read": { "ops": 9, "latency_us": { "p50": 1, "p99": 2, "max": 3 } }, "zero_bytes_skipped": 4096,
         "cpu_s_per_gb": { "user": 0.1, "system": 0.2 }, "verify_s": 1.0,
+        "path": [{
+            "end": "destination", "rtt_ms": 41.5, "rtt_least_ms": 40.0, "in_flight_max_bytes": 8 << 20, "send_buffer_forced": true,
+            "send_buffer_bytes": 4 << 20, "receive_buffer_bytes": 1 << 20, "congestion_control": "<cubic>", "missing": ["sysctl -w x"],
+        }],
         "unreadable_bytes": 512, "unreadable_areas": 1, "unreadable": [[1024, 512]],
     });
     let record = Record { outcome: Some(outcome), ..Record::new() };
@@ -133,6 +137,11 @@ fn a_page_is_well_formed_whatever_it_tells() {
         "0.300 s/GB",
         "<th>1024</th><td>512</td>",
         "from byte 4096",
+        "Path to the destination",
+        "41.50 ms, the least 40.00 ms",
+        "send 4 MiB (beyond tcp_wmem), receive 1 MiB",
+        "&lt;cubic&gt;",
+        "sysctl -w x",
     ] {
         assert!(done.contains(word), "{word}: {done}");
     }

@@ -34,6 +34,8 @@ pub(super) struct Most {
 #[derive(Debug)]
 pub(super) struct Distance {
     round_trip: Duration,
+    /// Bytes per second of a session that was not measured.
+    start_rate: f64,
     /// Bytes per second of the last windows, in no order; `next` is the oldest.
     rates: [f64; WINDOWS],
     next: usize,
@@ -56,9 +58,24 @@ pub(super) struct Distance {
 impl Distance {
     /// A new session at `now`; `most` is what earlier ones had.
     pub(super) fn new(now: Duration, most: Most) -> Self {
+        Self::starting(now, most, START_RATE)
+    }
+
+    /// Of a session beside this one, on the same path: at first it is taken to be as fast as this one.
+    pub(super) fn of_sibling(&self) -> Self {
+        Self::starting(Duration::ZERO, Most::default(), self.rate())
+    }
+
+    /// Of the session that begins at `now` after this one.
+    pub(super) fn of_next(&self, now: Duration) -> Self {
+        Self::starting(now, self.most, self.start_rate)
+    }
+
+    fn starting(now: Duration, most: Most, start_rate: f64) -> Self {
         Self {
             round_trip: Duration::ZERO,
-            rates: [START_RATE; WINDOWS],
+            start_rate,
+            rates: [start_rate; WINDOWS],
             next: 0,
             commands: Vec::new(),
             in_flight: 0,
@@ -260,6 +277,24 @@ mod tests {
         let mut next = Distance::new(MS * 100, distance.most());
         next.on_submit(0, COMMAND, Some(1));
         assert_eq!((next.most(), next.measured_rate()), (most, None));
+    }
+
+    #[test]
+    fn a_session_beside_another_begins_at_its_rate() {
+        let mut distance = Distance::new(Duration::ZERO, Most::default());
+        distance.on_window(Duration::ZERO, Some(MS * 50));
+        for window in 1..=20u32 {
+            distance.on_submit(0, COMMAND, None);
+            distance.on_end(0, COMMAND);
+            (distance.in_flight, distance.least) = (16 << 20, 16 << 20);
+            distance.on_window(MS * 50 * window, Some(MS * 50));
+        }
+        let mut beside = distance.of_sibling().of_next(MS);
+        beside.on_window(MS, Some(MS * 50));
+        assert_eq!((distance.of_reads(), beside.of_reads()), (2 << 20, 2 << 20));
+        let mut next = distance.of_next(MS);
+        next.on_window(MS, Some(MS * 50));
+        assert_eq!(next.of_reads(), 12_500_000, "after a loss the path may be another one");
     }
 
     #[test]

@@ -10,8 +10,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use area::Span;
-use block::remote::{Change, Effect, Link, Next, Nouns, Peer, Remote, Report, Submitted, TICK, Verdict};
-use block::{Capability, Identity, IoError, IoErrorKind, Kind, OpenError, PathReport};
+use block::remote::{
+    Change, Effect, Link, Links, Next, Nouns, Peer, Remote, Report, Several, Submitted, TICK, Verdict,
+};
+use block::{Capability, Endpoint, Identity, IoError, IoErrorKind, Kind, OpenError, PathReport};
 
 use io::{Io, Owner, Tap};
 use iscsi::chap::{Algorithm, Algorithms};
@@ -58,6 +60,8 @@ pub(super) struct IscsiPeer {
     isid: Isid,
     route: Route,
     opened: bool,
+    /// `disk` and `capability` are those of the unit as another session has found it.
+    is_sibling: bool,
     /// The set-up commands of this session; complete before it serves requests.
     setup: Setup,
     setup_again: Option<Duration>,
@@ -85,22 +89,33 @@ pub(super) struct IscsiPeer {
     tap: Tap,
 }
 
-pub(super) fn open(io: &mut Io, medium: &IscsiMedium) -> Result<Remote<IscsiPeer>, OpenError> {
-    let peer = IscsiPeer::new(medium)?;
-    Ok(Remote::open(io, peer, Arc::clone(&medium.cache), medium.options.timeout))
+pub(super) fn open(io: &mut Io, medium: &IscsiMedium) -> Result<Box<dyn Endpoint>, OpenError> {
+    let (peer, cache) = (IscsiPeer::new(medium)?, Arc::clone(&medium.cache));
+    let (timeout, sessions) = (medium.options.timeout, medium.options.sessions);
+    Ok(match sessions {
+        Links::One => Box::new(Remote::open(io, peer, cache, timeout)),
+        Links::Fixed(_) | Links::Auto => Box::new(Several::open(io, peer, cache, timeout, sessions)),
+    })
 }
 
 impl IscsiPeer {
     fn new(medium: &IscsiMedium) -> Result<Self, OpenError> {
-        Ok(Self {
-            url: medium.url.clone(),
-            options: medium.options.clone(),
+        let lun = medium.url.lun.and_then(scsi::lun::to_wire).expect("checked by IscsiMedium::new");
+        let route = Route::new(resolve(&medium.url)?);
+        Ok(Self::begin(&medium.url, &medium.options, route, lun, medium.read_only))
+    }
+
+    fn begin(url: &Url, options: &Options, route: Route, lun: u64, read_only: bool) -> Self {
+        Self {
+            url: url.clone(),
+            options: options.clone(),
             algorithms: Algorithms::default(),
-            read_only: medium.read_only,
-            lun: medium.url.lun.and_then(scsi::lun::to_wire).expect("checked by IscsiMedium::new"),
+            read_only,
+            lun,
             isid: random_isid(),
-            route: Route::new(resolve(&medium.url)?),
+            route,
             opened: false,
+            is_sibling: false,
             setup: Setup::default(),
             setup_again: None,
             queries: Vec::new(),
@@ -117,7 +132,7 @@ impl IscsiPeer {
             seal_refused: false,
             uses_next_key: false,
             tap: Tap::default(),
-        })
+        }
     }
 
     fn was_sealed(&self) -> bool {
@@ -150,7 +165,7 @@ impl IscsiPeer {
         self.known = Some(Known { negotiated, protection, address });
         self.options.on_login(&Login { address, protection, next_key: session.next_key() });
         (self.tried_again, self.seal_refused) = (false, false);
-        self.distance = Distance::new(io.now(), self.distance.most());
+        self.distance = self.distance.of_next(io.now());
         self.look_at_path(io, session);
         self.congestion_control = self.tap.socket().and_then(|socket| io::congestion_control(&socket));
         self.send_queries(io, session);
@@ -234,7 +249,7 @@ impl IscsiPeer {
         let disk = std::mem::take(&mut self.setup.disk);
         let failed = |text: String| OpenError::Failed(format!("{}: {text}", self.url));
         let capability = command::capability(&disk, self.read_only, QUEUE_DEPTH).map_err(failed)?;
-        if self.opened {
+        if self.opened || self.is_sibling {
             let (before, now) = ((&self.disk, &self.capability), (&disk, &capability));
             same::check(before, now).map_err(|why| {
                 OpenError::Exchanged(format!("{}: {why}: nothing was written to it", self.url))
@@ -518,6 +533,21 @@ impl Peer for IscsiPeer {
         })
     }
 
+    fn sibling(&self) -> Option<Self> {
+        Some(Self {
+            algorithms: self.algorithms.clone(),
+            is_sibling: true,
+            disk: self.disk.clone(),
+            capability: self.capability.clone(),
+            // Where this session is sealed, that one must be.
+            known: self.known,
+            declined: !self.was_sealed(),
+            uses_next_key: self.uses_next_key,
+            distance: self.distance.of_sibling(),
+            ..Self::begin(&self.url, &self.options, self.route.clone(), self.lun, self.read_only)
+        })
+    }
+
     fn identity(&self) -> Identity {
         let unit = self.disk.designator.clone();
         Identity::Remote(unit.unwrap_or_else(|| self.url.to_string()))
@@ -554,128 +584,4 @@ fn command(lun: u64, cdb: &Cdb, direction: Direction, length: u32) -> Command {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::io::{Read, Write};
-    use std::net::{TcpListener, TcpStream};
-
-    use area::PoolLimits;
-    use block::{Endpoint, State};
-    use iscsi::params::SessionType;
-
-    use super::*;
-
-    #[test]
-    fn a_login_ends_the_blame_on_a_refused_seal() {
-        let mut io = Io::new(PoolLimits::default()).unwrap();
-        let owner = io.owner();
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let url = format!("iscsi://{}/iqn.2026-11.example:a/0", listener.local_addr().unwrap());
-        let medium =
-            IscsiMedium::new(Url::parse(&url).unwrap(), Options::new("iqn.2026-11.example:b"), false)
-                .unwrap();
-        let mut peer = IscsiPeer::new(&medium).unwrap();
-        let Ok(mut session) = peer.connect(&mut io, owner, 1) else { panic!("no session") };
-        let negotiated = Negotiated::defaults(SessionType::Normal);
-        peer.opened = true;
-        assert_eq!(peer.on_failure(Failure::Seal("refused".into())), Next::AtOnce);
-        assert_eq!(peer.on_failure(Failure::Seal("refused".into())), Next::retry("refused"));
-        assert_eq!(peer.advice().0, IoErrorKind::Refused);
-        peer.on_outcome(&mut io, &mut session, Outcome::LoggedIn(negotiated), &mut Vec::new());
-        assert_eq!(peer.advice().0, IoErrorKind::Unreachable);
-    }
-
-    #[test]
-    fn connections_have_the_congestion_control_that_was_asked_for() {
-        let mut io = Io::new(PoolLimits::default()).unwrap();
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let url = format!("iscsi://{}/iqn.2026-11.example:a/0", listener.local_addr().unwrap());
-        let congestion = |name: &str| {
-            let options =
-                Options { congestion: Some(name.to_owned()), ..Options::new("iqn.2026-11.example:b") };
-            let medium = IscsiMedium::new(Url::parse(&url).unwrap(), options, false).unwrap();
-            let owner = io.owner();
-            let mut peer = IscsiPeer::new(&medium).unwrap();
-            let session = peer.connect(&mut io, owner, 1).ok()?;
-            io::congestion_control(session.connecting()?)
-        };
-        assert_eq!(["reno", "nosuch"].map(congestion), [Some("reno".to_owned()), None]);
-    }
-
-    #[test]
-    fn a_write_of_which_the_target_took_less_is_no_success() {
-        let io = Io::new(PoolLimits::default()).unwrap();
-        let url = Url::parse("iscsi://127.0.0.1/iqn.2026-11.example:a/0").unwrap();
-        let medium = IscsiMedium::new(url, Options::new("iqn.2026-11.example:b"), false).unwrap();
-        let mut peer = IscsiPeer::new(&medium).unwrap();
-        let from = io.pool().take(4096).unwrap();
-        let write = Kind::Write { offset: 0, from, durable: false };
-        let zeroes = Kind::WriteZeroes { offset: 0, length: 4096, may_unmap: true };
-        for (kind, moved, residual, is_good) in [
-            (&write, 4096, 0, true),
-            (&write, 4096, 512, false),
-            (&write, 2048, 0, false),
-            (&zeroes, 4096, 0, true),
-            (&zeroes, 4096, 1, false),
-            (&zeroes, 512, 3584, true), // WRITE SAME: one block for all
-        ] {
-            let answer = Ended::Status { status: Status::Good as u8, sense: None, moved, residual };
-            let verdict = peer.judge(kind, 4096, answer);
-            assert_eq!(matches!(verdict, Verdict::Done), is_good, "{kind:?} {moved} {residual}: {verdict:?}");
-        }
-    }
-
-    /// How a portal answers the first login request.
-    #[derive(Clone, Copy, Debug)]
-    enum Portal {
-        Silent,
-        /// A PDU that is not permitted in a login.
-        Violation,
-        /// A redirection to an address that cannot be one.
-        Redirection,
-    }
-
-    fn answer(portal: Portal, mut stream: TcpStream) -> std::io::Result<()> {
-        let mut request = [0; 48];
-        stream.read_exact(&mut request)?;
-        let text = b"TargetAddress=nowhere:port,1\0\0\0\0";
-        let mut response = [0; 48];
-        response[8..14].copy_from_slice(&request[8..14]);
-        response[16..20].copy_from_slice(&request[16..20]);
-        response[28..32].copy_from_slice(&request[24..28]);
-        response[32..36].copy_from_slice(&request[24..28]);
-        // RFC 7143 11.13: Login Response, status class 1, detail 1 (target moved temporarily).
-        (response[0], response[7], response[36], response[37]) = (0x23, 29, 1, 1);
-        match portal {
-            Portal::Silent => {}
-            Portal::Violation => stream.write_all(&[0x3F; 48])?,
-            Portal::Redirection => stream.write_all(&[&response[..], &text[..32]].concat())?,
-        }
-        // Until the initiator closes the connection.
-        stream.read_to_end(&mut Vec::new()).map(drop)
-    }
-
-    #[test]
-    fn a_portal_that_does_not_log_in_leads_to_the_next_one() {
-        for portal in [Portal::Silent, Portal::Violation, Portal::Redirection] {
-            let [first, second] = [0; 2].map(|_| TcpListener::bind("127.0.0.1:0").unwrap());
-            let addresses = [&first, &second].map(|listener| listener.local_addr().unwrap());
-            std::thread::spawn(move || answer(portal, first.accept().unwrap().0));
-            let mut io = Io::new(PoolLimits::default()).unwrap();
-            let url = format!("iscsi://{}/iqn.2026-11.example:a/0", addresses[0]);
-            let options = Options::new("iqn.2026-11.example:b");
-            let medium = IscsiMedium::new(Url::parse(&url).unwrap(), options, false).unwrap();
-            let mut peer = IscsiPeer::new(&medium).unwrap();
-            peer.route = Route::new(addresses.to_vec());
-            // A third of it, rounded up to a tick, passes before a silent portal is left.
-            let mut remote = Remote::open(&mut io, peer, Arc::default(), TICK * 9);
-            second.set_nonblocking(true).unwrap();
-            let mut events = Vec::new();
-            while second.accept().is_err() {
-                assert!(matches!(remote.state(), State::Opening), "{portal:?}: {:?}", remote.state());
-                let until = io.now() + TICK / 4;
-                io.turn_until(Some(until), &mut events).unwrap();
-                events.drain(..).for_each(|event| remote.on_event(&mut io, event, &mut Vec::new()));
-            }
-        }
-    }
-}
+mod tests;

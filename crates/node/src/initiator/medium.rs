@@ -32,7 +32,7 @@ impl IscsiMedium {
 
 impl Medium for IscsiMedium {
     fn attach(&self, io: &mut Io) -> Result<Box<dyn Endpoint>, OpenError> {
-        Ok(Box::new(endpoint::open(io, self)?))
+        endpoint::open(io, self)
     }
 
     fn name(&self) -> String {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use block::OpenError;
+use block::remote::Links;
 use iscsi::chap::Secret;
 use iscsi::login::ChapAccount;
 use iscsi::login::initiator::Config;
@@ -77,10 +78,12 @@ pub struct Options {
     /// Sealing where `trust` is `None`; `None`: not sealed.
     pub sealing: Option<InitiatorSealing>,
     pub trust: Option<Arc<dyn Trust>>,
+    /// Sessions of one attached LUN: [`block::remote::Several`], for submitters that may use it.
+    pub sessions: Links,
 }
 
 impl Options {
-    /// No authentication, digests only if the target requires them, a timeout of 30 s.
+    /// No authentication, digests only if the target requires them, a timeout of 30 s, one session.
     pub fn new(initiator_name: impl Into<String>) -> Self {
         Self {
             initiator_name: initiator_name.into(),
@@ -93,6 +96,7 @@ impl Options {
             data_digest: DigestPolicy::Allow,
             sealing: None,
             trust: None,
+            sessions: Links::One,
         }
     }
 

@@ -8,6 +8,7 @@ use super::options::resolve_redirect;
 
 const REDIRECTS_MAX: u32 = 4;
 
+#[derive(Clone, Debug)]
 pub(super) struct Route {
     /// Addresses of the URL's host, used again after a redirection fails.
     home: Addresses<SocketAddr>,

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use block::remote::Links;
 use node::initiator::{DigestPolicy, IscsiMedium, Options, Url};
 use node::target::{Access, LocalUsers, LunConfig, Server, ServerConfig, TargetConfig};
 
@@ -128,6 +129,7 @@ pub(crate) fn options(name: &str, random: &mut Random) -> Options {
         timeout: Duration::from_secs(random.pick(&[20, 60, 300])),
         header_digest: digest(random),
         data_digest: digest(random),
+        sessions: random.pick(&[Links::One, Links::One, Links::Fixed(2), Links::Fixed(4)]),
         ..Options::new(format!("iqn.2026-11.example:{name}"))
     }
 }

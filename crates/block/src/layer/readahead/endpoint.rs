@@ -101,7 +101,7 @@ impl Readahead {
         let capability = self.inner.capability();
         Bounds {
             size_bytes: capability.size_bytes,
-            path_bytes: self.inner.in_flight(Direction::Read),
+            path_bytes: self.inner.in_flight(Direction::Read).unwrap_or(0),
             bytes_max: self.shared.bytes_max,
             transfer_bytes_max: capability.max_transfer_bytes.into(),
             granularity: capability.granularity.max(1).into(),
@@ -140,7 +140,7 @@ impl Readahead {
                 Found::Nothing
             }
         };
-        let (stream, is_other) = self.streams.on_read(&range, found, &bounds);
+        let (stream, is_other) = self.streams.on_read(&range, found, &bounds, io.now());
         let position = self.streams.position(stream);
         for chunk in self.chunks.iter_mut().filter(|chunk| chunk.stream == stream) {
             chunk.is_over |= is_other || chunk.range.end <= position;

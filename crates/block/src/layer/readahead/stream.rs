@@ -1,12 +1,14 @@
 //! Recognises sequential readers among all reads, and says what to read ahead of each. No I/O here.
 //!
 //! Each of up to [`STREAMS_MAX`] streams is a sequence of reads of which every one begins where the one before ended.
-//! The window of a stream, the bytes ahead of its reader, begins with the length of one read after [`STREAK_MIN`] reads
-//! and doubles whenever the reader had to wait. So it grows while the reader is faster than what is read ahead, and stays
-//! where data arrives in time. It is bounded by what the path is worth, by the memory, and by the bytes that the stream
-//! has read: a sequence that breaks off has wasted at most as much as it has read.
+//! The window of a stream, the bytes ahead of its reader, begins with the length of one read after [`STREAK_MIN`] reads.
+//! It grows while the reader has to wait, and stays where data arrives in time: up to what the path is worth it doubles
+//! at once, beyond that in trials. A trial doubles the window, and the reader's rate decides whether it stays: storage with
+//! a latency of its own is worth more than its path, and what only makes a queue longer is worth nothing. The memory
+//! bounds the window, and the bytes that the stream has read: a sequence that breaks off has wasted at most as much.
 
 use std::ops::Range;
+use std::time::Duration;
 
 /// Sequences that are followed at a time.
 pub(super) const STREAMS_MAX: usize = 16;
@@ -14,6 +16,10 @@ pub(super) const STREAMS_MAX: usize = 16;
 const STREAK_MIN: u32 = 2;
 /// Parts that a window is read in: with fewer the reader would wait for the rest of a large one.
 const WINDOW_PARTS: u64 = 4;
+/// A trial has to raise the reader's rate by this factor.
+const GAIN_MIN: f64 = 1.25;
+/// Periods after a trial without gain until the next one.
+const PAUSE_PERIODS: u32 = 16;
 /// Longest request of a read ahead.
 const CHUNK_BYTES_MAX: u64 = 1 << 20;
 
@@ -30,12 +36,27 @@ pub(super) enum Found {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bounds {
     pub(super) size_bytes: u64,
-    /// Bytes that the path is worth; `None`: unknown.
-    pub(super) path_bytes: Option<u64>,
+    /// Bytes that the path is worth; 0: unknown.
+    pub(super) path_bytes: u64,
     /// Bytes of memory for all streams.
     pub(super) bytes_max: u64,
     pub(super) transfer_bytes_max: u64,
     pub(super) granularity: u64,
+}
+
+/// The present period of a stream beyond what its path is worth: the bytes of two windows, of which the second is
+/// measured, since the first was begun under the window of before.
+#[derive(Debug, Default)]
+struct Period {
+    /// `Stream::total` at its start.
+    from: u64,
+    /// When the measured part began, and `Stream::total` then.
+    measured: Option<(Duration, u64)>,
+    has_waited: bool,
+    /// The rate under the window of before, if this is a trial.
+    trial: Option<f64>,
+    /// Periods until the next trial.
+    pause: u32,
 }
 
 #[derive(Debug)]
@@ -50,6 +71,7 @@ struct Stream {
     streak: u32,
     /// 0: not read ahead.
     window: u64,
+    period: Period,
     /// Time of the last read, in reads.
     used: u64,
 }
@@ -63,29 +85,61 @@ pub(super) struct Streams {
 impl Stream {
     fn new(read: &Range<u64>, used: u64) -> Self {
         let length = read.end - read.start;
-        Self { next: read.end, ahead: read.end, length, total: length, streak: 0, window: 0, used }
+        let period = Period::default();
+        Self { next: read.end, ahead: read.end, length, total: length, streak: 0, window: 0, period, used }
     }
 
     fn is_continued_by(&self, read: &Range<u64>) -> bool {
         read.start == self.next || (self.next..self.ahead).contains(&read.start)
     }
 
-    fn on_read(&mut self, read: &Range<u64>, found: Found, bounds: &Bounds, used: u64) {
-        let has_outrun = found == Found::Nothing && read.start >= self.ahead;
+    fn on_read(&mut self, read: &Range<u64>, found: Found, bounds: &Bounds, now: Duration) {
+        let waits = found == Found::Coming || found == Found::Nothing && read.start >= self.ahead;
         self.length = read.end - read.start;
         self.total = self.total.saturating_add(self.length);
         self.streak = self.streak.saturating_add(1);
-        self.used = used;
         self.next = self.next.max(read.end);
         self.ahead = self.ahead.max(self.next);
-        if self.window > 0 && (found == Found::Coming || has_outrun) {
-            self.window = self.window.saturating_mul(2);
-        } else if self.window == 0 && self.streak >= STREAK_MIN {
-            self.window = self.length;
-        }
         // A path shorter than two reads is still worth a read ahead of the present one.
-        let path = bounds.path_bytes.map_or(u64::MAX, |bytes| bytes.max(self.length.saturating_mul(2)));
-        self.window = self.window.min(path).min(bounds.bytes_max).min(self.total);
+        let path = bounds.path_bytes.max(self.length.saturating_mul(2));
+        if self.window == 0 {
+            self.window = if self.streak >= STREAK_MIN { self.length } else { 0 };
+            self.period = Period { from: self.total, ..Period::default() };
+        } else if self.window < path {
+            self.window = if waits { self.window.saturating_mul(2).min(path) } else { self.window };
+            self.period = Period { from: self.total, ..Period::default() };
+        } else {
+            self.try_window(waits, bounds.bytes_max.min(self.total), now);
+        }
+        self.window = self.window.min(bounds.bytes_max).min(self.total);
+    }
+
+    /// Takes a read under a window that is at least what the path is worth. `most`: bound of the window.
+    fn try_window(&mut self, waits: bool, most: u64, now: Duration) {
+        let period = &mut self.period;
+        period.has_waited |= waits;
+        if self.total - period.from < self.window {
+            return;
+        }
+        let (since, from) = *period.measured.get_or_insert((now, self.total));
+        if self.total - from < self.window {
+            return;
+        }
+        let passed = now.saturating_sub(since).as_secs_f64();
+        let rate = (self.total - from) as f64 / passed;
+        let (mut trial, mut pause) = (None, period.pause.saturating_sub(1));
+        match period.trial {
+            Some(before) if rate < before * GAIN_MIN => {
+                self.window /= 2;
+                pause = PAUSE_PERIODS;
+            }
+            _ if period.has_waited && pause == 0 && passed > 0.0 && self.window <= most / 2 => {
+                self.window *= 2;
+                trial = Some(rate);
+            }
+            _ => {}
+        }
+        self.period = Period { from: self.total, measured: None, has_waited: false, trial, pause };
     }
 
     fn stop(&mut self) {
@@ -113,10 +167,17 @@ impl Stream {
 impl Streams {
     /// Takes a read of at least one byte. Returns its stream, and whether that number belonged to another sequence
     /// before.
-    pub(super) fn on_read(&mut self, read: &Range<u64>, found: Found, bounds: &Bounds) -> (usize, bool) {
+    pub(super) fn on_read(
+        &mut self,
+        read: &Range<u64>,
+        found: Found,
+        bounds: &Bounds,
+        now: Duration,
+    ) -> (usize, bool) {
         self.clock += 1;
         if let Some(number) = self.streams.iter().position(|stream| stream.is_continued_by(read)) {
-            self.streams[number].on_read(read, found, bounds, self.clock);
+            self.streams[number].on_read(read, found, bounds, now);
+            self.streams[number].used = self.clock;
             return (number, false);
         }
         let stream = Stream::new(read, self.clock);
@@ -161,7 +222,7 @@ mod tests {
 
     const BOUNDS: Bounds = Bounds {
         size_bytes: 1 << 40,
-        path_bytes: None,
+        path_bytes: u64::MAX,
         bytes_max: 8 << 20,
         transfer_bytes_max: 16 << 20,
         granularity: 512,
@@ -177,7 +238,8 @@ mod tests {
     ) -> Vec<Range<u64>> {
         let mut chunks = Vec::new();
         for number in 0..count {
-            let (stream, _) = streams.on_read(&(number * length..(number + 1) * length), found, bounds);
+            let read = number * length..(number + 1) * length;
+            let (stream, _) = streams.on_read(&read, found, bounds, Duration::ZERO);
             while let Some(chunk) = streams.next_chunk(stream, bounds) {
                 streams.begun(stream, &chunk);
                 chunks.push(chunk);
@@ -208,15 +270,15 @@ mod tests {
     #[test]
     fn the_window_is_bounded_by_the_path_and_by_the_memory() {
         for (path_bytes, bytes_max, window) in [
-            (None, 8 << 20, 8 << 20),
-            (Some(1 << 20), 8 << 20, 1 << 20),
-            (Some(0), 8 << 20, 128 << 10),
-            (None, 4096, 4096),
+            (u64::MAX, 8 << 20, 8 << 20),
+            (1 << 20, 8 << 20, 1 << 20),
+            (0, 8 << 20, 128 << 10),
+            (1 << 20, 4096, 4096),
         ] {
             let bounds = Bounds { path_bytes, bytes_max, ..BOUNDS };
             let mut streams = Streams::default();
             read(&mut streams, 1000, 64 << 10, Found::Coming, &bounds);
-            assert_eq!(streams.streams[0].window, window, "{path_bytes:?} {bytes_max}");
+            assert_eq!(streams.streams[0].window, window, "{path_bytes} {bytes_max}");
             let ahead = streams.streams[0].ahead - streams.streams[0].next;
             assert!(ahead <= window, "{ahead} ahead");
         }
@@ -246,7 +308,8 @@ mod tests {
         let mut streams = Streams::default();
         let mut ahead = 0;
         for number in 0..1000u64 {
-            let (stream, _) = streams.on_read(&(number * 512..(number + 1) * 512), Found::Coming, &BOUNDS);
+            let read = number * 512..(number + 1) * 512;
+            let (stream, _) = streams.on_read(&read, Found::Coming, &BOUNDS, Duration::ZERO);
             while let Some(chunk) = streams.next_chunk(stream, &BOUNDS) {
                 streams.begun(stream, &chunk);
                 ahead = chunk.end;
@@ -255,7 +318,7 @@ mod tests {
             let others = if number < 10 { 10 } else { 100 };
             for other in 0..others {
                 let at = (1 << 30) + (number * 100 + other) * 4096;
-                streams.on_read(&(at..at + 512), Found::Nothing, &BOUNDS);
+                streams.on_read(&(at..at + 512), Found::Nothing, &BOUNDS, Duration::ZERO);
             }
         }
         assert!(ahead > 1000 * 512, "{ahead}");
@@ -268,8 +331,63 @@ mod tests {
         streams.stop(0);
         assert_eq!(streams.next_chunk(0, &BOUNDS), None);
         for (number, window) in [(100, 0), (101, 1)] {
-            streams.on_read(&(number * 4096..(number + 1) * 4096), Found::Nothing, &BOUNDS);
+            let read = number * 4096..(number + 1) * 4096;
+            streams.on_read(&read, Found::Nothing, &BOUNDS, Duration::ZERO);
             assert_eq!(streams.streams[0].window, window * 4096);
+        }
+    }
+
+    /// Storage that executes each request `latency` after it has begun and answers with `rate` bytes per second, and a
+    /// reader with one request outstanding. Returns the reader's rate and its window at the end.
+    fn run(latency: f64, rate: f64, bounds: &Bounds) -> (f64, u64) {
+        let (mut streams, mut chunks, length) =
+            (Streams::default(), Vec::<(Range<u64>, f64)>::new(), 64 << 10);
+        let (mut now, mut free_at, mut middle) = (0.0f64, 0.0f64, 0.0);
+        let reads = 8000;
+        let mut arrival = |now: f64, bytes: u64| {
+            free_at = free_at.max(now + latency) + bytes as f64 / rate;
+            free_at
+        };
+        for number in 0..reads {
+            if number == reads / 2 {
+                middle = now;
+            }
+            let read = number * length..(number + 1) * length;
+            let at = chunks.iter().find(|(chunk, _)| chunk.contains(&read.start)).map(|(_, at)| *at);
+            let found = match at {
+                Some(at) if at <= now => Found::Arrived,
+                Some(_) => Found::Coming,
+                None => Found::Nothing,
+            };
+            let at = at.unwrap_or_else(|| arrival(now, length));
+            let (stream, _) = streams.on_read(&read, found, bounds, Duration::from_secs_f64(now));
+            while let Some(chunk) = streams.next_chunk(stream, bounds) {
+                streams.begun(stream, &chunk);
+                let at = arrival(now, chunk.end - chunk.start);
+                chunks.push((chunk, at));
+            }
+            chunks.retain(|(chunk, _)| chunk.end > read.start);
+            // What the reader does between two reads takes time too.
+            now = now.max(at) + 20e-6;
+        }
+        ((reads / 2 * length) as f64 / (now - middle), streams.streams[0].window)
+    }
+
+    #[test]
+    fn beyond_the_path_the_window_grows_only_while_that_helps() {
+        let (reached, window) = run(50e-3, 1e9, &Bounds { path_bytes: 0, ..BOUNDS });
+        assert!(window > BOUNDS.bytes_max / 2, "{reached:e} with a window of {window}");
+        for (latency, rate, path_bytes) in [
+            (50e-3, 1e9, 0),
+            (50e-3, 100e6, 0),
+            (5e-3, 117e6, 10_000),
+            (200e-6, 117e6, 50_000),
+            (50e-3, 117e6, 12 << 20),
+        ] {
+            let (reached, window) = run(latency, rate, &Bounds { path_bytes, bytes_max: 64 << 20, ..BOUNDS });
+            assert!(reached > 0.8 * rate, "{latency} s, {rate:e}: {reached:e}");
+            let worth = (8.0 * rate * latency) as u64 + (1 << 20);
+            assert!(window <= worth.max(path_bytes), "{latency} s, {rate:e}: a window of {window}");
         }
     }
 }

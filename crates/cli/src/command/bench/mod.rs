@@ -2,6 +2,7 @@
 
 mod ciphers;
 mod copy;
+mod forecast;
 mod path;
 mod usage;
 

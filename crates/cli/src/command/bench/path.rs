@@ -9,6 +9,7 @@ use job::{mb_per_s, request_alignment};
 use mover::{Load, LoadError, LoadFigures, LoadPlan, Until};
 use serde_json::{Value, json};
 
+use super::forecast::{self, Forecast, Question};
 use super::usage::Usage;
 use crate::context::Context;
 use crate::endpoint::{self, Named};
@@ -24,6 +25,8 @@ const LARGE_BYTES: u32 = 64 << 10;
 /// Warm-up before the measurement, for connections and caches: time and number of requests.
 const WARM_UP: Duration = Duration::from_millis(100);
 const WARM_UP_OPERATIONS: u64 = 32;
+/// Bytes of the copy that is predicted, without `--size`.
+const PREDICTED_BYTES: u64 = 1 << 30;
 /// Maximum range in bytes without `--range`.
 const RANGE_DEFAULT_MAX: u64 = 1 << 30;
 
@@ -32,6 +35,9 @@ const RANGE_DEFAULT_MAX: u64 = 1 << 30;
 /// One connection, driven as a copy drives it. Reads, unless --write; writes destroy what the endpoint holds.
 /// Without --block-size and --depth, a row each for 4 KiB, 64 KiB and 1 MiB, one at a time and 32 in flight. Writes
 /// end with a flush, and its time counts.
+///
+/// Then, over a network, what the path is and what limits it, and what `copy` would take. Without --write that is a copy
+/// from the endpoint: the other direction may have other limits.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -71,6 +77,10 @@ pub(crate) struct Args {
     /// Write instead of reading
     #[arg(long)]
     write: bool,
+
+    /// Predict a copy of that many bytes, also with --block-size or --depth [default: 1G]
+    #[arg(long, value_name = "SIZE", value_parser = units::parse_size)]
+    size: Option<u64>,
 
     /// Yes, what the endpoint holds may be overwritten
     #[arg(long, requires = "write")]
@@ -123,6 +133,12 @@ impl Args {
         }
     }
 
+    /// Bytes of the copy that is predicted: a single row is measured alone.
+    fn predicted(&self) -> Option<u64> {
+        let is_table = self.block_size.is_none() && self.depth.is_none();
+        self.size.or(is_table.then_some(PREDICTED_BYTES))
+    }
+
     fn shapes(&self) -> Vec<(u32, u32)> {
         let blocks =
             self.block_size.map_or_else(|| BLOCKS.map(|bytes| bytes as u32).to_vec(), |one| vec![one]);
@@ -150,6 +166,15 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     for (block, depth) in shapes {
         rows.push(measure(context, args, &mut io, &named, &medium, block, depth)?);
     }
+    let forecast = match args.predicted() {
+        None => None,
+        Some(bytes) => {
+            let range_bytes = args.range.unwrap_or(RANGE_DEFAULT_MAX);
+            let (write, time_min) = (args.write, args.seconds);
+            let question = Question { named: &named, medium: &medium, write, bytes, range_bytes, time_min };
+            forecast::forecast(context, &mut io, &question)?
+        }
+    };
     let words = expect(&rows, args.write);
     if args.json {
         output::json(&json!({
@@ -161,6 +186,8 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
             "protection": rows.first().map(|row| &row.protection),
             "rows": rows.iter().map(Row::object).collect::<Vec<_>>(),
             "expect": words,
+            "path": forecast.as_ref().map(Forecast::path_object),
+            "copy": forecast.as_ref().map(Forecast::copy_object),
         }));
         return Ok(Exit::Done);
     }
@@ -179,6 +206,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     rows.iter().for_each(|row| table.row(row.cells()));
     table.print();
     context.remark(&words);
+    forecast.iter().flat_map(Forecast::lines).for_each(|line| context.remark(&line));
     Ok(Exit::Done)
 }
 

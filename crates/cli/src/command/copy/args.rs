@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use block::remote::{LINKS_MAX, Links};
 use clap::{Parser, ValueEnum};
 use job::{Choice, Request, Resume, Since, units};
 use mover::Plan;
@@ -115,7 +116,7 @@ pub(crate) struct Args {
     rate: Option<u64>,
 
     #[command(flatten)]
-    shape: Shape,
+    pub(super) shape: Shape,
 
     /// Copy the source as it was at one moment: make a snapshot, copy that, remove it whatever happens
     ///
@@ -176,6 +177,44 @@ pub(crate) struct Shape {
     /// Bytes of one chunk [default: as the devices like it]
     #[arg(long, value_name = "SIZE", value_parser = parse_chunk)]
     chunk: Option<u32>,
+
+    /// Sessions with an iSCSI target: `auto` or a number, at most
+    ///
+    /// Further sessions help on a long path where a socket buffer, or what the target takes of one session, ends before the path
+    /// does. `auto` adds them where requests wait and the path does not, and keeps those that raise the rate. A number is that
+    /// of the sessions from the start; 1 is never more. A target that refuses further ones is no error.
+    #[arg(long, default_value = "auto", value_name = "auto|N", value_parser = parse_connections)]
+    connections: Connections,
+}
+
+impl Shape {
+    pub(crate) fn sessions(&self) -> Links {
+        self.connections.0
+    }
+}
+
+/// `--connections`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Connections(Links);
+
+impl Default for Connections {
+    fn default() -> Self {
+        Self(Links::Auto)
+    }
+}
+
+/// `auto`, or a number of sessions.
+pub(crate) fn parse_links(text: &str) -> Result<Links, String> {
+    match (text, text.parse()) {
+        ("auto", _) => Ok(Links::Auto),
+        (_, Ok(1)) => Ok(Links::One),
+        (_, Ok(count)) if (1..=LINKS_MAX).contains(&count) => Ok(Links::Fixed(count)),
+        _ => Err(format!("say `auto` or a number from 1 to {LINKS_MAX}")),
+    }
+}
+
+fn parse_connections(text: &str) -> Result<Connections, String> {
+    parse_links(text).map(Connections)
 }
 
 /// `--depth`.
@@ -367,6 +406,16 @@ impl Args {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn connections_are_a_number_or_auto() {
+        assert_eq!(parse_links("auto"), Ok(Links::Auto));
+        assert_eq!(parse_links("1"), Ok(Links::One));
+        assert_eq!(parse_links("8"), Ok(Links::Fixed(8)));
+        for wrong in ["", "0", "9", "-1", "all"] {
+            assert!(parse_links(wrong).is_err(), "{wrong}");
+        }
+    }
 
     #[test]
     fn depth_and_chunk_are_bounded() {

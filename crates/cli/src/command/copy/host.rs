@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use block::remote::Links;
 use block::{Medium, OpenError, OpenOptions, Spec};
 use job::{Address, Copied, Host, Mismatch, Sample, Stop};
 use nbd::NbdMedium;
@@ -26,8 +27,8 @@ pub(super) struct End<'a> {
 }
 
 impl<'a> End<'a> {
-    pub(super) fn parse(context: &'a Context, words: &str) -> Result<Self, Failure> {
-        let named = Named::parse(context, words, &[])?;
+    pub(super) fn parse(context: &'a Context, words: &str, sessions: Links) -> Result<Self, Failure> {
+        let named = Named::parse(context, words, &[])?.with_sessions(sessions);
         Ok(Self { context, named, words: without_unknown(words) })
     }
 }

@@ -11,7 +11,7 @@ use job::Job;
 use job::report::{Record, Report, Requested};
 use job::shell::quoted;
 
-pub(crate) use self::args::{Args, Range, Shape};
+pub(crate) use self::args::{Args, Range, Shape, parse_links};
 use self::host::{End, Terminal};
 pub(crate) use self::list::found as interrupted;
 use self::operate::Operated;
@@ -40,8 +40,9 @@ fn copy(context: &Context, args: &Args) -> Result<Exit, Failure> {
 
 fn perform(context: &Context, args: &Args, record: &mut Record) -> Result<Exit, Failure> {
     let [source, destination] = args.ends();
-    let source = End::parse(context, source)?;
-    let destination = End::parse(context, destination)?;
+    let sessions = args.shape.sessions();
+    let source = End::parse(context, source, sessions)?;
+    let destination = End::parse(context, destination, sessions)?;
     check_scheme(&source, "copy from", "the file")?;
     check_scheme(&destination, "copy to", "a new file")?;
     check_directory(&source, &destination)?;

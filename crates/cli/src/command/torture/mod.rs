@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use block::remote::Links;
 use block::{Endpoint, Medium, OpenOptions};
 use io::Io;
 use job::refusals;
@@ -15,6 +16,7 @@ use torture::SECTOR_BYTES;
 use torture::journal::Header;
 use torture::plan::Ability;
 
+use crate::command::copy::parse_links;
 use crate::context::Context;
 use crate::endpoint::{self, Named};
 use crate::error::{Exit, Failure};
@@ -77,6 +79,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value = "1",
           value_parser = clap::value_parser!(u32).range(1..=i64::from(CLIENTS_MAX)))]
     clients: u32,
+
+    /// iSCSI sessions of each client at once: `auto` or a number
+    #[arg(long, value_name = "auto|N", default_value = "1", value_parser = parse_links)]
+    connections: Links,
 
     /// The power may fail with a connection: what was not flushed may be lost
     #[arg(long)]
@@ -186,7 +192,7 @@ fn open(context: &Context, args: &Args, io: &mut Io) -> Result<Vec<Client>, Fail
     };
     let mut clients: Vec<Client> = Vec::new();
     for number in 0..args.clients {
-        let mut named = Named::parse(context, &args.endpoint, &[])?;
+        let mut named = Named::parse(context, &args.endpoint, &[])?.with_sessions(args.connections);
         if named.path().is_some() && named.spec.get("format").is_none() {
             // Raw: its content is checked before the first write.
             named.set("format", "raw");

@@ -16,7 +16,7 @@ use crate::{
 pub(super) struct Disk {
     pub(super) bytes: Vec<u8>,
     pub(super) size_bytes: u64,
-    path_bytes: Option<u64>,
+    path_bytes: u64,
     /// Requests that were not executed, with the owner of their endpoint.
     pub(super) waiting: VecDeque<(Owner, Request)>,
     /// Answers that were not delivered.
@@ -68,7 +68,7 @@ impl Disk {
 pub(super) struct Far(Rc<RefCell<Disk>>);
 
 impl Far {
-    pub(super) fn new(size_bytes: u64, path_bytes: Option<u64>) -> Self {
+    pub(super) fn new(size_bytes: u64, path_bytes: u64) -> Self {
         Self(Rc::new(RefCell::new(Disk {
             bytes: vec![0; 2 * size_bytes as usize],
             size_bytes,
@@ -125,7 +125,7 @@ impl Endpoint for FarEndpoint {
     }
 
     fn in_flight(&self, _: Direction) -> Option<u64> {
-        self.far.disk().path_bytes
+        Some(self.far.disk().path_bytes)
     }
 
     fn inspect(&self) -> &dyn Inspect {

@@ -41,7 +41,7 @@ fn range(kind: &Kind) -> Range<u64> {
 impl Model {
     fn new(seed: u64) -> Self {
         Self {
-            scene: Scene::new(Far::new(BLOCKS * BLOCK, None), Some(1 << 20), ENDPOINTS),
+            scene: Scene::new(Far::new(BLOCKS * BLOCK, PATH_BYTES), Some(1 << 20), ENDPOINTS),
             random: Random(seed),
             time: 0,
             history: vec![vec![(0, 0)]; BLOCKS as usize],
