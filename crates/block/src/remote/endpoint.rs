@@ -164,7 +164,7 @@ impl<P: Peer> Remote<P> {
 
     /// Whether it was closed, or its last link has ended for good.
     pub(super) fn is_ending(&self) -> bool {
-        matches!(self.link_state, LinkState::Closing | LinkState::Closed)
+        matches!(self.link_state, LinkState::Closing(_) | LinkState::Closed)
     }
 
     pub(super) fn own(&self) -> [Owner; 2] {
