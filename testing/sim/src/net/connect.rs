@@ -72,6 +72,8 @@ impl State {
             peer_window_bytes: *capacity as u64,
             retransmitted: 0,
             out_of_order: 0,
+            unacknowledged_bytes: 0,
+            unsent_bytes: 0,
         })
     }
 
