@@ -274,22 +274,37 @@ pub(crate) fn ci(selection: &Selection) -> Result<bool> {
     steps.step("bpf", || {
         packages::ensure(Purpose::Test)?;
         bpf::run(&bpf::Args { check: true })?;
-        let package = ["--package", "hikyaku-monitor", "--package", "hikyaku", "--features", "hikyaku/bpf"];
-        must(cargo(&["clippy", "--all-targets"]).args(package).args(["--", "-D", "warnings"]))?;
-        must(&mut cargo(&[
-            "test",
-            "--package",
-            "hikyaku-monitor",
-            "--features",
-            "bpf",
-            "--lib",
-            "--test",
-            "bpf",
-        ]))
+        if !touched::is_touched(&BPF_PATHS) {
+            println!(
+                "nothing that the feature bpf depends on has changed: not built again; nightly builds it"
+            );
+            return Ok(());
+        }
+        bpf_builds()
     });
     let touched = steps.step("changed files", touched::since_base).unwrap_or_default();
     let tallies = test_steps(&mut steps, selection, Against::Ours, touched)?;
     Ok(conclude(&steps, &tallies))
+}
+
+/// Paths that the feature `bpf` is built from.
+const BPF_PATHS: [&str; 7] = [
+    "Cargo.lock",
+    "Cargo.toml",
+    "crates/cli/Cargo.toml",
+    "crates/cli/src/command/watch",
+    "crates/monitor/",
+    "xtask/src/bpf.rs",
+    "xtask/src/suite.rs",
+];
+
+/// Lints and tests with the feature `bpf`. The lints are those of the workspace, which has the features of its
+/// dependencies checked already: only what depends on `monitor` is checked again.
+fn bpf_builds() -> Result<()> {
+    let workspace = ["--workspace", "--features", "hikyaku/bpf", "--lib", "--bins", "--test", "bpf"];
+    must(cargo(&["clippy"]).args(workspace).args(["--", "-D", "warnings"]))?;
+    let package = ["--package", "hikyaku-monitor", "--features", "bpf", "--lib", "--test", "bpf"];
+    must(cargo(&["test"]).args(package))
 }
 
 pub(crate) fn nightly(selection: &Selection, resume: bool) -> Result<bool> {
@@ -303,6 +318,9 @@ pub(crate) fn nightly(selection: &Selection, resume: bool) -> Result<bool> {
     }
     let failed = steps.failures();
     steps.step("packages", || packages::ensure(Purpose::Test));
+    if selection.family.is_empty() {
+        steps.step("bpf", || bpf::run(&bpf::Args { check: true }).and_then(|_| bpf_builds()));
+    }
     let hikyaku = steps.step("release build", || binary(selection.hikyaku.as_ref()));
     let mut tallies = Vec::new();
     if let (Some(hikyaku), true) = (hikyaku, steps.failures() == failed) {

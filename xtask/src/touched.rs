@@ -77,8 +77,8 @@ fn git(arguments: &[&str]) -> Result<String> {
     Ok(String::from_utf8(output.stdout)?)
 }
 
-/// The families that the working tree touches since the base; empty if samples of all families are to be alike.
-pub(crate) fn since_base() -> Result<Vec<String>> {
+/// Paths that the working tree changes since the base, and the base.
+fn changed() -> Result<(Vec<String>, String)> {
     let base = match std::env::var(BASE) {
         Ok(base) => base,
         // A short history ends at its first commit.
@@ -89,10 +89,25 @@ pub(crate) fn since_base() -> Result<Vec<String>> {
             .to_owned(),
     };
     let changed = git(&["diff", "--name-only", "--merge-base", &base])?;
-    let found = families(changed.lines());
+    Ok((changed.lines().map(str::to_owned).collect(), base))
+}
+
+/// The families that the working tree touches since the base; empty if samples of all families are to be alike.
+pub(crate) fn since_base() -> Result<Vec<String>> {
+    let (changed, base) = changed()?;
+    let found = families(changed.iter().map(String::as_str));
     let whose = if found.is_empty() { "all families alike".to_owned() } else { found.join(", ") };
-    println!("{} files changed since {base}; larger samples: {whose}", changed.lines().count());
+    println!("{} files changed since {base}; larger samples: {whose}", changed.len());
     Ok(found)
+}
+
+/// Whether the working tree changes a path that begins with one of `prefixes`; `true` if that is not known.
+pub(crate) fn is_touched(prefixes: &[&str]) -> bool {
+    changed().map_or(true, |(changed, _)| begins(&changed, prefixes))
+}
+
+fn begins(paths: &[String], prefixes: &[&str]) -> bool {
+    paths.iter().any(|path| prefixes.iter().any(|prefix| path.starts_with(prefix)))
 }
 
 #[cfg(test)]
@@ -114,6 +129,13 @@ mod tests {
         ] {
             assert_eq!(families(paths.iter().copied()), expected, "{paths:?}");
         }
+    }
+
+    #[test]
+    fn a_prefix_is_the_beginning_of_a_path() {
+        let paths = ["crates/monitor/src/lib.rs".to_owned(), "docs/monitor".to_owned()];
+        assert!(begins(&paths, &["Cargo.lock", "crates/monitor/"]));
+        assert!(!begins(&paths, &["monitor/", "Cargo.lock"]) && !begins(&[], &["crates/"]));
     }
 
     #[test]

@@ -7,6 +7,7 @@
 pub const IMAGE_HEAD_BYTES: usize = 68;
 
 const ZFS_LABEL_BYTES: u64 = 256 * 1024;
+const MIB: u64 = 1 << 20;
 /// Offset of the name-value list in a ZFS label.
 const ZFS_LIST: u64 = 16 * 1024;
 
@@ -16,11 +17,13 @@ pub fn places(size_bytes: u64, granularity: u32) -> Vec<(u64, usize)> {
     let granularity = u64::from(granularity.max(1));
     // Around the end of each first page of 4 to 64 KiB lie the marks of swap areas, and much that begins there.
     let pages = [4096, 8192, 16384, 32768, 65536].map(|page| (page - 512, page + 512));
-    let mut wanted = vec![(0, 2048), (131_072, 131_072 + 512)];
+    let mut wanted = vec![(0, 2048), (131_072, 131_072 + 512), (MIB, MIB + 512)];
     wanted.extend(pages);
     wanted.extend(zfs_lists(size_bytes).map(|at| (at, at.saturating_add(512))));
     let backs = [512, 4096].into_iter().filter_map(|back| size_bytes.checked_sub(back));
-    wanted.extend(backs.chain(md_at_end(size_bytes)).map(|at| (at, at.saturating_add(512))));
+    wanted.extend(
+        backs.chain(md_at_end(size_bytes)).chain(imsm_at(size_bytes)).map(|at| (at, at.saturating_add(512))),
+    );
     let end = size_bytes / granularity * granularity;
     let rounded = wanted.into_iter().map(|(start, stop)| {
         (start / granularity * granularity, stop.min(end).next_multiple_of(granularity).min(end))
@@ -65,6 +68,9 @@ const MAGICS: &[Magic] = &[
     magic("jfs filesystem", 32768, b"JFS1"),
     magic("reiserfs filesystem", 65588, b"ReIsErFs"),
     magic("reiserfs filesystem", 65588, b"ReIsEr2Fs"),
+    magic("reiser4 filesystem", 65536, b"ReIsEr4"),
+    magic("VDO device", 0, b"dmvdo001"),
+    magic("VMFS volume", MIB, &[0x0d, 0xd0, 0x01, 0xc0]),
     magic("gfs2 filesystem", 65536, &[0x01, 0x16, 0x19, 0x70]),
     magic("ocfs2 filesystem", 8192, b"OCFSV2"),
     magic("bcachefs filesystem", 4120, BCACHE_UUIDS[1]),
@@ -122,7 +128,8 @@ impl<'a> Parts<'a> {
 type Special = fn(&Parts<'_>) -> Option<&'static str>;
 
 /// Formats that need more than one comparison, the most specific first.
-const SPECIAL: &[Special] = &[luks, lvm, md, gpt, zfs, extended, swap, fat, vhd_footer, master_boot_record];
+const SPECIAL: &[Special] =
+    &[luks, lvm, md, imsm, ddf, drbd, gpt, zfs, extended, swap, fat, vhd_footer, master_boot_record];
 
 /// The formats found on the disk, the most specific first; empty if none is known. A partition table is reported beside
 /// the boot sector's file system if both match, since either deserves protection.
@@ -154,9 +161,9 @@ fn luks(disk: &Parts<'_>) -> Option<&'static str> {
     if disk.has(0, b"LUKS\xba\xbe\x00\x01") {
         return Some("LUKS1 volume");
     }
-    // The second LUKS2 header lies at one of nine offsets, the first four of which are looked at, and remains if the first
-    // is overwritten.
-    let second = (14..=17).any(|power| disk.has(1 << power, b"SKUL\xba\xbe"));
+    // The second LUKS2 header lies at one of nine offsets, 2^14 to 2^22, and remains if the first is overwritten. The
+    // default, 2^14, and four more are looked at.
+    let second = [14, 15, 16, 17, 20].into_iter().any(|power| disk.has(1 << power, b"SKUL\xba\xbe"));
     (disk.has(0, b"LUKS\xba\xbe") || second).then_some("LUKS2 volume")
 }
 
@@ -181,6 +188,29 @@ fn md(disk: &Parts<'_>) -> Option<&'static str> {
     let mut at_end = md_at_end(disk.size_bytes);
     let at_end = at_end.any(|at| disk.has(at, LITTLE) || disk.has(at, BIG));
     (disk.has(0, LITTLE) || disk.has(4096, LITTLE) || at_end).then_some("md RAID member")
+}
+
+/// Intel's RAID of disks (IMSM) keeps its record in the sector before the last.
+fn imsm_at(size_bytes: u64) -> Option<u64> {
+    Some((size_bytes / 512).checked_sub(2)? * 512)
+}
+
+fn imsm(disk: &Parts<'_>) -> Option<&'static str> {
+    disk.has(imsm_at(disk.size_bytes)?, b"Intel Raid ISM Cfg Sig. ").then_some("Intel RAID (IMSM) member")
+}
+
+/// SNIA's Common RAID Disk Data Format: the anchor header in the last sector, in either byte order.
+fn ddf(disk: &Parts<'_>) -> Option<&'static str> {
+    let at = disk.size_bytes.checked_sub(512)?;
+    let is_header = disk.has(at, &[0xde, 0x11, 0xde, 0x11]) || disk.has(at, &[0x11, 0xde, 0x11, 0xde]);
+    is_header.then_some("DDF RAID member")
+}
+
+/// DRBD's internal metadata in the last 4 KiB, of versions 8 and 9; their magic numbers differ in the last digit.
+fn drbd(disk: &Parts<'_>) -> Option<&'static str> {
+    let at = disk.size_bytes.checked_sub(4096)?.checked_add(60)?;
+    let is_metadata = (0x6b..=0x6d).any(|last| disk.has(at, &[0x83, 0x74, 0x02, last]));
+    is_metadata.then_some("DRBD device")
 }
 
 /// GPT: a header in block 1 (blocks of 512 or 4096 bytes), or the backup in the last block.
@@ -270,14 +300,14 @@ fn master_boot_record(disk: &Parts<'_>) -> Option<&'static str> {
 mod tests {
     use super::*;
 
-    const SIZE: usize = 1 << 20;
+    const SIZE: usize = 2 << 20;
     /// The start of a name-value list: XDR, its flags, and the first name.
     const ZFS: &[u8] = b"\x01\x01\0\0\0\0\0\0\0\0\0\x01\0\0\0\x24\0\0\0\x20\0\0\0\x07version\0";
 
     /// (offset, bytes) pairs.
     type Written<'a> = Vec<(usize, &'a [u8])>;
 
-    /// A disk of 1 MiB, all zeroes except the given bytes.
+    /// A disk of 2 MiB, all zeroes except the given bytes.
     fn disk(parts: &[(usize, &[u8])]) -> Vec<u8> {
         let mut disk = vec![0u8; SIZE];
         for (offset, bytes) in parts {
@@ -303,7 +333,12 @@ mod tests {
             for granularity in [1, 512, 4096] {
                 let places = places(size_bytes, granularity);
                 let bytes: usize = places.iter().map(|(_, length)| length).sum();
-                assert!(granularity == 4096 || bytes <= 12 << 10, "{bytes} bytes of {size_bytes}");
+                assert!(places.len() <= 16, "{} places of {size_bytes}", places.len());
+                // Ten segments, with the header of a SCSI Data-In PDU for each place.
+                let flight = bytes + 48 * places.len();
+                assert!(granularity == 4096 || flight <= 10 * 1448, "{flight} bytes of {size_bytes}");
+                let is_larger = granularity == 4096 || size_bytes % 512 > 0;
+                assert!(is_larger || bytes <= 12 << 10, "{bytes} bytes of {size_bytes}");
                 for (start, length) in &places {
                     let unit = u64::from(granularity);
                     let is_whole = (start | *length as u64).is_multiple_of(unit);
@@ -354,6 +389,12 @@ mod tests {
             ("LUKS1 volume", vec![(0, b"LUKS\xba\xbe\x00\x01")]),
             ("LUKS2 volume", vec![(0, b"LUKS\xba\xbe\x00\x02")]),
             ("LUKS2 volume", vec![(16384, b"SKUL\xba\xbe\x00\x02")]),
+            ("LUKS2 volume", vec![(1 << 20, b"SKUL\xba\xbe\x00\x02")]),
+            ("Intel RAID (IMSM) member", vec![(SIZE - 1024, b"Intel Raid ISM Cfg Sig. 1.1.00")]),
+            ("DDF RAID member", vec![(SIZE - 512, &[0xde, 0x11, 0xde, 0x11])]),
+            ("DDF RAID member", vec![(SIZE - 512, &[0x11, 0xde, 0x11, 0xde])]),
+            ("DRBD device", vec![(SIZE - 4096 + 60, &[0x83, 0x74, 0x02, 0x6b])]),
+            ("DRBD device", vec![(SIZE - 4096 + 60, &[0x83, 0x74, 0x02, 0x6d])]),
             ("LVM2 physical volume", vec![(512, b"LABELONE"), (536, b"LVM2 001")]),
             ("LVM2 physical volume", vec![(1536, b"LABELONE"), (1560, b"LVM2 001")]),
             ("md RAID member", vec![(0, md)]),
@@ -397,6 +438,8 @@ mod tests {
             ("fat_without_mark", vec![(11, &[0, 2]), (54, b"FAT16   ")]),
             ("fat_sector_size_wrong", vec![mark, (11, &[1, 2]), (54, b"FAT16   ")]),
             ("gpt_in_the_wrong_block", vec![(1024, b"EFI PART")]),
+            ("imsm_in_the_last_sector", vec![(SIZE - 512, b"Intel Raid ISM Cfg Sig. ")]),
+            ("drbd_of_an_unknown_version", vec![(SIZE - 4096 + 60, &[0x83, 0x74, 0x02, 0x6e])]),
             ("swap_in_the_wrong_place", vec![(4087, b"SWAPSPACE2")]),
         ];
         for (defect, parts) in all {

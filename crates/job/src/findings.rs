@@ -113,6 +113,7 @@ fn check_stream(mut inspection: Inspection<'_>) -> Result<(), Failure> {
             crate::close(&mut io, [endpoint]);
         }
     } else if !inspection.is_absent {
+        inspection.look_at_growing(&mut io, 0)?;
         let stand_in = stand_in(job, false, 0)?;
         let at = stand_in.as_ref().map_or(&*job.destination, |stand_in| stand_in as &dyn Address);
         let (_medium, mut destination) = inspection.open_destination(&mut io, at)?;
@@ -143,7 +144,13 @@ fn look<'a>(io: &mut Io, mut inspection: Inspection<'a>) -> Result<Looked<'a>, F
     let may_be_made = inspection.is_absent;
     inspection.look_at_new_file(&mut *source);
     let mut checked = None;
-    let stand_in = stand_in(job, may_be_made, source.capability().size_bytes)?;
+    let source_bytes = source.capability().size_bytes;
+    if let Err(failure) = inspection.look_at_growing(io, source_bytes)
+        && (failure.ending != Ending::Refused || inspection.refusals.is_empty())
+    {
+        inspection.refusals.push(failure);
+    }
+    let stand_in = stand_in(job, may_be_made, source_bytes)?;
     if may_be_made || job.destination.path().is_none_or(Path::exists) {
         let at = stand_in.as_ref().map_or(&*job.destination, |stand_in| stand_in as &dyn Address);
         // Uses that the kernel lists are refusals already; a lock shows only by the failure of this open.
@@ -172,18 +179,14 @@ fn look<'a>(io: &mut Io, mut inspection: Inspection<'a>) -> Result<Looked<'a>, F
 
 /// A null medium of the same size, in place of a file that the copy would make or extend.
 fn stand_in(job: &Job<'_>, is_absent: bool, source_bytes: u64) -> Result<Option<Local>, Failure> {
-    let destination = &*job.destination;
-    let usage = |error| Failure::usage("understand the endpoint", destination.text(), error);
-    let size = destination.spec().size("size").map_err(usage)?;
-    let is_shorter = |path: &Path| std::fs::metadata(path).is_ok_and(|file| Some(file.len()) < size);
-    let grows = destination.spec().flag("grow").map_err(usage)? && destination.path().is_some_and(is_shorter);
-    let grown = space::grown(job, source_bytes).and_then(|grown| grown.spec().size("size").ok().flatten());
-    let size = match (size, grown) {
-        _ if is_absent => space::size_of_new(job, source_bytes)?,
-        (Some(size), _) if grows => size,
-        (_, Some(size)) => size,
-        _ => return Ok(None),
+    let size = if is_absent {
+        Some(space::size_of_new(job, source_bytes)?)
+    } else {
+        space::larger(job, source_bytes)?
     };
-    let spec = Spec::parse(&format!("null:{size}")).map_err(usage)?;
-    Ok(Some(Local::named(destination.text(), spec)))
+    let Some(size) = size else { return Ok(None) };
+    let spec = Spec::parse(&format!("null:{size}"));
+    let spec =
+        spec.map_err(|error| Failure::usage("understand the endpoint", job.destination.text(), error))?;
+    Ok(Some(Local::named(job.destination.text(), spec)))
 }

@@ -83,6 +83,17 @@ fn absolve(verdict: &mut Verdict, limited_by: Limit) {
     verdict.notes.clear();
 }
 
+/// What limited a copy, in words: the network of an end, where that is what the end waited for.
+pub(crate) fn limit(limited_by: Limit, network: &[Connection]) -> String {
+    let blamed = network.iter().find(|connection| connection.is_limit());
+    match (limited_by, blamed) {
+        (Limit::Source | Limit::Destination, Some(connection)) if connection.end == limited_by.name() => {
+            format!("the network of the {}", connection.end)
+        }
+        _ => limited_by.to_string(),
+    }
+}
+
 /// A connection of a copy that is complete.
 #[derive(Debug)]
 pub struct Connection {
@@ -109,9 +120,8 @@ impl Connection {
         })
     }
 
-    /// The verdict, for the text of the result, if this connection is what limited the copy, and the network more than the
-    /// target.
-    pub(crate) fn sentence(&self) -> Option<&str> {
+    /// Whether this connection is what limited the copy, and the network more than the target.
+    pub(crate) fn is_limit(&self) -> bool {
         let verdict = &self.found.verdict;
         let is_far = self.found.last.min_rtt_us.is_some_and(|us| us >= NETWORK_US);
         let is_of_network = matches!(
@@ -123,8 +133,13 @@ impl Connection {
                 | Cause::LocalDevice
                 | Cause::LineRate
         );
-        let is_said = is_far && is_of_network && verdict.confidence >= CONFIDENCE;
-        is_said.then_some(&verdict.sentence)
+        is_far && is_of_network && verdict.confidence >= CONFIDENCE
+    }
+
+    /// The verdict, for the text of the result, if this connection is what limited the copy. Its rate is that of TCP while
+    /// data moved; the result's counts the time for opening, flushing and the end as well.
+    pub(crate) fn sentence(&self) -> Option<&str> {
+        self.is_limit().then_some(&self.found.verdict.sentence)
     }
 }
 
@@ -172,6 +187,11 @@ mod tests {
             assert_eq!(object["verdict"]["limit"], expected, "{object}");
             assert_eq!(object["rtt_least_ms"], 40.0);
             assert_eq!(connection.sentence().is_some(), expected == "send_buffer", "{object}");
+            let expected = match limited_by {
+                Limit::Destination => "the network of the destination".to_owned(),
+                other => other.to_string(),
+            };
+            assert_eq!(limit(limited_by, &[connection]), expected);
         }
     }
 
@@ -179,6 +199,8 @@ mod tests {
     fn a_neighbour_is_not_spoken_of() {
         let mut found = found();
         found.last.min_rtt_us = Some(90);
-        assert_eq!(Connection { end: "destination", found }.sentence(), None);
+        let connection = Connection { end: "destination", found };
+        assert_eq!(connection.sentence(), None);
+        assert_eq!(limit(Limit::Destination, &[connection]), "destination");
     }
 }

@@ -10,7 +10,7 @@ use crate::cpu::CpuTime;
 use crate::manifest::Written;
 use crate::offload::Offloaded;
 use crate::remote::ByTarget;
-use crate::{Connection, EndPath, Ending, Failure, Job, SCHEMA, refusals, units};
+use crate::{Connection, EndPath, Ending, Failure, Job, SCHEMA, network, refusals, units};
 
 /// A complete copy. All of it is durable.
 #[derive(Debug)]
@@ -72,7 +72,11 @@ impl Copied {
     fn network_lines(&self) -> impl Iterator<Item = String> {
         self.paths.iter().filter_map(|path| {
             let verdict = self.connection(path.end).and_then(Connection::sentence);
-            let said: Vec<_> = verdict.map(str::to_owned).into_iter().chain(path.report.missing()).collect();
+            let said: Vec<_> = verdict
+                .map(|verdict| format!("while data moved {verdict}"))
+                .into_iter()
+                .chain(path.report.missing())
+                .collect();
             (!said.is_empty()).then(|| format!("network of the {}: {}", path.end, said.join(" ")))
         })
     }
@@ -80,8 +84,8 @@ impl Copied {
     pub fn lines(&self) -> Vec<String> {
         let network = self.network_lines();
         let first = match &self.way {
-            Way::Engine(report, cpu, offloaded) => sentence(report, *cpu) + offloaded.words(),
-            Way::Stream(report, cpu) => sentence(report, *cpu),
+            Way::Engine(report, cpu, offloaded) => sentence(report, *cpu, &self.network) + offloaded.words(),
+            Way::Stream(report, cpu) => sentence(report, *cpu, &self.network),
             Way::Target(report) => report.sentence(),
         };
         let manifest = self.manifest.as_ref().map(Written::sentence);
@@ -195,7 +199,7 @@ pub fn object(report: &Report, cpu: CpuTime, source_consistent: bool) -> Value {
     })
 }
 
-fn sentence(report: &Report, cpu: CpuTime) -> String {
+fn sentence(report: &Report, cpu: CpuTime, network: &[Connection]) -> String {
     let (user, system) = cpu_s_per_gb(cpu, report.bytes);
     let mut text = format!(
         "copied {} in {}, {}",
@@ -233,7 +237,8 @@ fn sentence(report: &Report, cpu: CpuTime) -> String {
     if let Some(blake3) = &report.blake3 {
         text += &format!(", BLAKE3 {blake3}");
     }
-    text + &format!("; limited by {}, {:.2} CPU-s/GB", report.limited_by, user + system)
+    let limit = network::limit(report.limited_by, network);
+    text + &format!("; limited by {limit}, {:.2} CPU-s/GB", user + system)
 }
 
 /// Areas listed in text; JSON and the journal list more.

@@ -14,7 +14,8 @@ use crate::journal::Earlier;
 use crate::space::{self, Standing};
 use crate::standard::{self, Output, STDIN, STDOUT};
 use crate::{
-    Address, Ending, Failure, Job, Pair, Request, Resume, journal, journals, request_alignment, shell, units,
+    Address, Ending, Failure, Job, Local, Pair, Request, Resume, journal, journals, request_alignment, shell,
+    units,
 };
 
 const ELSEWHERE: &str = "a destination on other storage, such as a new file: copy.img";
@@ -37,6 +38,8 @@ pub fn prepare(
     inspection.look_at_new_file(&mut *source);
     inspection.first()?;
     let source_bytes = source.capability().size_bytes;
+    inspection.look_at_growing(io, source_bytes)?;
+    inspection.first()?;
     let created = inspection.create(source_bytes)?;
     let grown = space::grown(job, source_bytes);
     let at = grown.as_ref().map_or(&*job.destination, |grown| grown as &dyn Address);
@@ -71,6 +74,7 @@ pub(crate) fn prepare_destination(
     let mut inspection = Inspection::new(job, None);
     inspection.look_at_paths();
     inspection.look_at_stream();
+    inspection.look_at_growing(io, 0)?;
     inspection.first()?;
     let created = inspection.create(0)?;
     let (medium, mut endpoint) = inspection.open_destination(io, &*job.destination)?;
@@ -380,6 +384,24 @@ impl<'a> Inspection<'a> {
         }
     }
 
+    /// Looks at what a file holds that the copy enlarges, before it does: marks lie at the end, too, and a refused copy
+    /// leaves the file as it is.
+    pub(crate) fn look_at_growing(&mut self, io: &mut Io, source_bytes: u64) -> Result<(), Failure> {
+        let destination = &self.job.destination;
+        let is_empty = || {
+            destination.path().is_some_and(|path| std::fs::metadata(path).is_ok_and(|file| file.len() == 0))
+        };
+        if self.is_absent || space::larger(self.job, source_bytes)?.is_none() || is_empty() {
+            return Ok(());
+        }
+        let mut spec = destination.spec().clone();
+        spec.options.retain(|(name, _)| !["grow", "size"].contains(&name.as_str()));
+        let (_medium, mut file) = self.open_destination(io, &Local::named(destination.text(), spec))?;
+        let looked = self.look_at_content(io, &mut *file);
+        crate::close(io, [file]);
+        looked
+    }
+
     pub(crate) fn look_at_content(
         &mut self,
         io: &mut Io,
@@ -472,7 +494,7 @@ pub(crate) fn refused(refusal: &Refusal, source: &str, destination: &str) -> Fai
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Local, Quiet};
+    use crate::Quiet;
 
     /// Two files of 1 MiB, and a second name of the first.
     fn files() -> (tempfile::TempDir, [String; 3]) {
@@ -550,6 +572,24 @@ mod tests {
             ("a b", "a b,grow"),
         ] {
             assert!(larger(words).starts_with(&shell::quoted(expected)), "{}", larger(words));
+        }
+    }
+
+    #[test]
+    fn what_the_former_end_of_a_file_holds_is_refused_when_it_grows() {
+        let (_directory, [one, other, _]) = files();
+        let mut raid = vec![0; 512 << 10];
+        let at = raid.len() - 8192;
+        raid[at..at + 4].copy_from_slice(&[0xfc, 0x4e, 0x2b, 0xa9]);
+        std::fs::write(&other, &raid).unwrap();
+        // Also when it is typed again.
+        for _ in 0..2 {
+            let cause = with_job(&one, &format!("{other},grow"), |job| {
+                let prepared = prepare(job, &mut crate::event_loop().unwrap(), None, None);
+                prepared.map(drop).unwrap_err().cause
+            });
+            assert_eq!(cause, "it holds: md RAID member");
+            assert_eq!(std::fs::metadata(&other).unwrap().len(), raid.len() as u64);
         }
     }
 

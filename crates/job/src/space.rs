@@ -89,6 +89,18 @@ pub(crate) fn grown(job: &Job<'_>, source_bytes: u64) -> Option<Local> {
     Some(Local::named(destination.text(), spec))
 }
 
+/// The size to which the copy enlarges the file of the destination, by `grow` with or without `size=`; `None`: it does not.
+pub(crate) fn larger(job: &Job<'_>, source_bytes: u64) -> Result<Option<u64>, Failure> {
+    let destination = &*job.destination;
+    let usage = |error| Failure::usage("understand the endpoint", destination.text(), error);
+    let size = destination.spec().size("size").map_err(usage)?;
+    let is_shorter = |path: &Path| std::fs::metadata(path).is_ok_and(|file| Some(file.len()) < size);
+    if destination.spec().flag("grow").map_err(usage)? && destination.path().is_some_and(is_shorter) {
+        return Ok(size);
+    }
+    Ok(grown(job, source_bytes).and_then(|grown| grown.spec().size("size").ok().flatten()))
+}
+
 /// Makes the file of the destination.
 pub(crate) fn create(destination: &dyn Address, size: u64) -> Result<NewFile, Failure> {
     let path = destination.path().expect("only a path can be absent");

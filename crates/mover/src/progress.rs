@@ -43,6 +43,7 @@ pub struct Progress {
     pub retries: u64,
     /// The limiting resource since the last observation.
     pub limited_by: Limit,
+    /// Chunks that may be in flight at present, at most.
     pub depth: u32,
     /// The bound of the read rate at present, in bytes per second.
     pub rate_limit: Option<u64>,

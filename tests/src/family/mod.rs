@@ -7,6 +7,7 @@ mod boot;
 mod cli_contract;
 mod conformance;
 mod copy_matrix;
+mod distance;
 mod foreign;
 mod fuzz;
 mod gateway;
@@ -104,6 +105,11 @@ pub const FAMILIES: &[Family] = &[
     family("tgt", tgt::examine, "our copy to and from tgt, with and without CHAP"),
     family("nbd", nbd::examine, "our client with qemu-nbd and nbdkit: holes, bitmaps, errors"),
     family("copy-matrix", copy_matrix::examine, "endpoint pairs times copy options, byte-compared"),
+    family(
+        "distance",
+        distance::examine,
+        "copies over 0, 50 and 200 ms, cut off, changed and counted by round trips",
+    ),
     family("since", since::examine, "copy --since a clone or a snapshot, on xfs and btrfs"),
     family("kill", kill::examine, "signals and sudden death of either side"),
     family("mover", mover::examine, "copies cut at every step, on storage that fails or vanishes"),

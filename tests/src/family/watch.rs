@@ -141,7 +141,7 @@ fn lines(context: &Context, place: &mut Place) -> Result<()> {
     ensure!(is_there, "{words:?} in no line of\n{}", output.stdout);
     // The copy keeps to its rate: no remedy is for the connection.
     let own = format!(
-        "limited by the copy itself, which was told to move at most 8.0 MB/s (to change that: hikyaku ctl copy {} rate",
+        "limited by the copy's own rate limit of 8.0 MB/s (to change it: hikyaku ctl copy {} rate",
         place.copy.pid()
     );
     ensure!(output.stdout.contains(&own), "{own} is not in\n{}", output.stdout);
@@ -209,7 +209,7 @@ fn nothing_to_watch(context: &Context) -> Result<()> {
     let output = context.ours(&["watch", "127.0.0.1:1", "--for", "300ms"], LIMIT)?.expect(1)?;
     output.says("there was no such connection")?;
     let output = context.ours(&["watch", "--for", "0s"], LIMIT)?.expect(2)?;
-    output.says("nothing can be seen in no time")?;
+    output.says("the time must be above 0")?;
     // A namespace of its own has no connection at all.
     let mut command = program("unshare")?;
     command.arg("--net").arg(&context.hikyaku).args(["watch", "--for", "300ms"]);

@@ -34,6 +34,8 @@ pub struct Options {
     pub blocks: Vec<u32>,
     /// Requests in flight; empty for the experiment's own.
     pub depths: Vec<u32>,
+    /// How often each row is measured; `None` for the experiment's own number.
+    pub reps: Option<usize>,
     /// Only rows whose name contains one of these texts; empty for all.
     pub rows: Vec<String>,
     /// Runs only the appendix of the experiment, with this program, which starts an emulated machine.

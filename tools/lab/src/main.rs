@@ -32,7 +32,9 @@ Examples:
   hikyaku lab secure-read --block 32K --block 1M --depth 1 --row plain --row 3DES
   hikyaku lab device-copy --json device-copy.json --svg figures
   hikyaku lab device-copy --source /dev/sdx --destination /dev/sdy
+  hikyaku lab wan-write --quick
   hikyaku lab wan-write --json wan-write.json --svg figures
+  hikyaku lab wan-write --row 'copy by hikyaku' --row 'copy by a raw socket' --reps 5
   hikyaku lab wan-write --row 'packets of as open-iscsi' --svg figures
   hikyaku lab secure-read --modes tests/kernel-lab/modes/run"
 )]
@@ -64,6 +66,10 @@ struct Args {
     /// Only with so many requests or buffers in flight; may be repeated [default: the experiment's depths]
     #[arg(long, value_name = "N")]
     depth: Vec<u32>,
+
+    /// wan-write: measure each copy so often [default: 3, with --quick 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..))]
+    reps: Option<u8>,
 
     /// Only rows whose name contains this; may be repeated
     #[arg(long, value_name = "TEXT")]
@@ -174,6 +180,7 @@ fn run(args: &Args, stop: &Stop) -> Result<(), Failure> {
                 quick: args.quick,
                 blocks: args.block.clone(),
                 depths: args.depth.clone(),
+                reps: args.reps.map(usize::from),
                 rows: args.row.clone(),
                 modes: args.modes.clone(),
                 devices: devices(args)?,

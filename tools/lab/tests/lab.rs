@@ -162,8 +162,9 @@ fn wan_write_shows_where_the_sender_stops() {
         return;
     }
     let place = Place::new();
-    let ran = place.run(&["--quiet", "wan-write", "--quick", "--json", "--svg", "figures"]).expect(0);
-    let object = ran.json();
+    let rows = ["--row", "RTT 2 ms", "--row", "RTT 20 ms"];
+    let arguments = [&["--quiet", "wan-write", "--quick", "--json", "--svg", "figures"], &rows[..]].concat();
+    let object = place.run(&arguments).expect(0).json();
     assert_eq!(object["schema"], 1);
     assert!(object["environment"]["Network simulator"].as_str().is_some(), "{object}");
     let rows = object["rows"].as_array().unwrap();
@@ -196,6 +197,28 @@ fn wan_write_shows_where_the_sender_stops() {
         let text = std::fs::read_to_string(place.path(&format!("figures/wan-write-{figure}.svg"))).unwrap();
         assert!(text.starts_with("<svg"), "{figure}");
     }
+}
+
+#[test]
+fn wan_write_measures_copies() {
+    let _alone = MACHINE.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(obstacle) = lab::wan::obstacle() {
+        eprintln!("not tested: {obstacle}");
+        return;
+    }
+    let place = Place::new();
+    let row = ["--row", "copy by a raw socket, write, RTT 0 ms", "--reps", "2"];
+    let ran = place.run(&[&["--quiet", "wan-write", "--quick", "--json", "rows.json"], &row[..]].concat());
+    let ran = ran.expect(0);
+    assert!(ran.stdout.contains("| MB/s (whole copy)"), "{}", ran.stdout);
+    let object: Value = serde_json::from_slice(&std::fs::read(place.path("rows.json")).unwrap()).unwrap();
+    let [row] = &object["rows"].as_array().unwrap()[..] else { panic!("{object}") };
+    assert_eq!((&row["rtt_ms"], &row["bytes"], &row["runs"]), (&0.into(), &(256u64 << 20).into(), &2.into()));
+    // No more than the path carries; the time holds the transfer.
+    let number = |value: &Value| value["median"].as_f64().unwrap_or_else(|| panic!("{row}"));
+    let (rate, seconds) = (number(&row["steady_mb_per_s"]), number(&row["seconds"]));
+    assert!(rate > 1.0 && rate < 120.0, "{row}");
+    assert!(seconds > (256u64 << 20) as f64 / 120e6, "{row}");
 }
 
 #[test]

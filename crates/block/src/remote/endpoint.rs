@@ -1,5 +1,6 @@
 //! The reconnecting endpoint: its connections and its requests.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -76,6 +77,8 @@ pub struct Remote<P: Peer> {
     expired: Option<IoError>,
     /// Why there was no link last; empty once there is one.
     last_failure: String,
+    /// What the other end answered last to a command that is to be sent again later, until another one is done.
+    last_answer: Option<Cow<'static, str>>,
     losses: u64,
     cache: Arc<WriteCache>,
     /// Number of the last volatile write of this endpoint.
@@ -119,6 +122,7 @@ impl<P: Peer> Remote<P> {
             backoff: Backoff::default(),
             expired: None,
             last_failure: String::new(),
+            last_answer: None,
             losses: 0,
             cache,
             written: 0,
@@ -366,6 +370,7 @@ impl<P: Peer> Remote<P> {
         let step = work.step;
         match self.peer.judge(&work.kind, step.bytes, answer) {
             Verdict::Done => {
+                self.last_answer = None;
                 work.done += step.bytes;
                 work.repeats = 0;
                 if step.is_volatile {
@@ -385,7 +390,8 @@ impl<P: Peer> Remote<P> {
                 let text = format!("the {} refuses it again and again: {reason}", P::NOUNS.other_end);
                 self.backlog.finish(key, Err(IoError::new(IoErrorKind::Other, text)), io.now(), done);
             }
-            Verdict::Later(pause) => {
+            Verdict::Later(pause, answer) => {
+                self.last_answer = Some(answer);
                 self.backlog.again_at(key, io.now() + pause);
                 self.clock.tick(io);
             }
@@ -462,7 +468,14 @@ impl<P: Peer> Remote<P> {
         let goes_on = self.peer.on_tick(io, self.link.as_mut());
         if !self.peer.is_open() {
             if self.link.is_some() && is_late {
-                let text = format!("{}: no answer in {} s", self.peer.name(), self.timeout.as_secs());
+                let (name, seconds) = (self.peer.name(), self.timeout.as_secs());
+                let text = match self.peer.not_ready() {
+                    Some(answer) => format!(
+                        "{name}: not ready in {seconds} s: the {} answers {answer}",
+                        P::NOUNS.other_end
+                    ),
+                    None => format!("{name}: no answer in {seconds} s"),
+                };
                 return self.give_up(io, OpenError::Unreachable(text), done);
             }
         } else if is_late && self.expired.is_none() && !self.backlog.is_empty() {
@@ -490,9 +503,10 @@ impl<P: Peer> Remote<P> {
 
     /// Times out the requests: they fail when the link has ended, without a link immediately.
     fn on_late(&mut self, io: &mut Io, done: &mut Vec<Completion>) {
-        let reason = match self.last_failure.as_str() {
-            "" => format!("the {} does not answer", P::NOUNS.other_end),
-            known => known.to_owned(),
+        let reason = match (self.last_failure.as_str(), &self.last_answer) {
+            ("", None) => format!("the {} does not answer", P::NOUNS.other_end),
+            ("", Some(answer)) => format!("the {} keeps answering {answer}", P::NOUNS.other_end),
+            (known, _) => known.to_owned(),
         };
         let (kind, advice) = self.peer.advice();
         let (name, seconds) = (self.peer.name(), self.timeout.as_secs());

@@ -1,5 +1,6 @@
 //! The traits that a protocol implements for [`Remote`](super::Remote): [`Peer`] outlives connections, [`Link`] is one.
 
+use std::borrow::Cow;
 use std::fmt::Display;
 use std::time::Duration;
 
@@ -130,6 +131,11 @@ pub trait Peer: Sized {
     /// Error kind of requests that time out, and advice for the user.
     fn advice(&self) -> (IoErrorKind, &'static str);
 
+    /// What the other end answers instead of becoming ready, while the unit is not open.
+    fn not_ready(&self) -> Option<String> {
+        None
+    }
+
     /// Whether the unit was ready once. From then on a lost connection fails requests, but not the endpoint.
     fn is_open(&self) -> bool;
 
@@ -245,8 +251,9 @@ pub enum Verdict {
     Done,
     /// Submit it again immediately, for this reason; at most [`REPEATS_MAX`](super::REPEATS_MAX) consecutive times.
     Again(String),
-    /// Submit it again after this time, without bound.
-    Later(Duration),
+    /// Submit it again after this time, without bound; with what the other end answered, for the message of a request that
+    /// times out.
+    Later(Duration, Cow<'static, str>),
     Fail(IoError),
 }
 

@@ -350,7 +350,7 @@ impl Peer for Script {
             Answer::Good => Verdict::Done,
             Answer::Bad => Verdict::Fail(IoError::new(IoErrorKind::Medium, "bad")),
             Answer::Again => Verdict::Again("not now".into()),
-            Answer::Later(pause) => Verdict::Later(pause),
+            Answer::Later(pause) => Verdict::Later(pause, "BUSY".into()),
         }
     }
 
@@ -479,6 +479,11 @@ impl Pair {
     /// What has completed since the last call: which requests, and how.
     pub(super) fn completed(&mut self) -> Vec<(RequestId, Option<IoErrorKind>)> {
         self.done.drain(..).map(|one| (one.id, one.result.err().map(|error| error.kind))).collect()
+    }
+
+    /// Messages of the requests that failed.
+    pub(super) fn failures(&mut self) -> Vec<String> {
+        self.done.drain(..).filter_map(|one| Some(one.result.err()?.to_string())).collect()
     }
 
     /// Since the endpoint was made.

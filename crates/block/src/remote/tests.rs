@@ -533,6 +533,24 @@ fn a_command_for_which_it_is_too_early_is_repeated_after_a_pause() {
     assert_eq!(pair.completed(), [(id, None)]);
 }
 
+/// A target that answers BUSY for ever answers: the message says so.
+#[test]
+fn a_request_that_is_always_too_early_fails_with_what_was_answered() {
+    for (answers, expected) in
+        [(true, "the far end keeps answering BUSY"), (false, "the far end does not answer")]
+    {
+        let mut pair = Pair::serving();
+        pair.flush();
+        pair.turn();
+        if answers {
+            pair.act([Act::Answer(0, Answer::Later(TICK))]);
+        }
+        pair.pass(TIMEOUT + TICK * 2);
+        let failures = pair.failures();
+        assert!(matches!(&failures[..], [text] if text.contains(expected)), "{failures:?}");
+    }
+}
+
 #[test]
 fn a_link_works_ahead_when_the_loop_has_nothing_else_to_do() {
     let mut pair = Pair::serving();

@@ -61,7 +61,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     pcapng: Option<PathBuf>,
 
-    /// Write the capture without payload, addresses and names, for someone else's eyes; it gives the same verdict
+    /// Write the capture without payload, addresses and names, to be sent to others; its verdict is the same
     #[arg(long, value_name = "FILE")]
     slim: Option<PathBuf>,
 

@@ -176,15 +176,22 @@ fn verdict(record: &Record, result: &Result<Ending, Failure>) -> String {
     let share = |name: &str| {
         format!("{:.0} % of the time", number(outcome, &["shares", name]).unwrap_or(0.0) * 100.0)
     };
+    let of_end = |end: &str| {
+        let is_network =
+            record.network.iter().any(|connection| connection.end == end && connection.is_limit());
+        if is_network { format!("the network of the {end}") } else { format!("the {end}") }
+    };
     let p50 = |side: &str| number(outcome, &[side, "latency_us", "p50"]).unwrap_or(0.0) / 1e3;
     match outcome["limited_by"].as_str().unwrap_or_default() {
-        "source" => format!(
-            "Limited by the source: {} went to waiting for reads, of which half took more than {:.2} ms.",
+        limit @ "source" => format!(
+            "Limited by {}: {} went to waiting for reads, of which half took more than {:.2} ms.",
+            of_end(limit),
             share("source"),
             p50("read")
         ),
-        "destination" => format!(
-            "Limited by the destination: {} went to waiting for writes, of which half took more than {:.2} ms.",
+        limit @ "destination" => format!(
+            "Limited by {}: {} went to waiting for writes, of which half took more than {:.2} ms.",
+            of_end(limit),
             share("destination"),
             p50("write")
         ),
@@ -269,7 +276,7 @@ fn network(connection: &Connection) -> String {
     let mut html = format!(
         "<h2>Network of the {}</h2>\n<p>{}</p>\n",
         connection.end,
-        escaped(&format!("TCP: {}", verdict.sentence))
+        escaped(&format!("TCP, while data moved: {}", verdict.sentence))
     );
     let mut table = Table::new();
     for advice in &verdict.advice {

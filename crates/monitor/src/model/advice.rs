@@ -54,12 +54,12 @@ fn sizes(evidence: &Evidence, verdict: &Verdict) -> Sizes {
     Sizes { buffer, depth, block, command_s, expected: verdict.expected_bytes_per_s }
 }
 
-/// Words that a user replaces in a command, and what tells them.
+/// Words that a user replaces in a command, and where their values are found.
 const REPLACED: [(&str, &str); 6] = [
     ("TARGET", "TARGET (iscsiadm -m session, or targetcli ls)"),
     ("PORTAL", "PORTAL (address of the target)"),
-    ("DEVICE", "DEVICE (ip route get ADDRESS OF THE PEER)"),
-    ("TID", "TID (tgtadm --lld iscsi --op show --mode target)"),
+    ("DEVICE", "DEVICE (the name after dev in: ip route get ADDRESS OF THE PEER)"),
+    ("TID", "TID (the number before the target's name in: tgtadm --lld iscsi --op show --mode target)"),
     ("VMHBA", "VMHBA (esxcli iscsi adapter list)"),
     ("PID", "PID (of the program that sends)"),
 ];
@@ -233,7 +233,7 @@ fn r2t_at_target(lines: &mut Lines<'_>, burst: u64) {
             "targetcli /iscsi/TARGET/tpg1 set parameter InitialR2T=No ImmediateData=Yes FirstBurstLength={burst} \
              MaxBurstLength={BURST_MAX} MaxOutstandingR2T=16"
         ),
-        "then the initiator logs in again",
+        "then the initiator logs in again; targetcli saveconfig keeps it",
     );
     let tgt = [
         ("FirstBurstLength", burst.to_string()),
@@ -245,7 +245,7 @@ fn r2t_at_target(lines: &mut Lines<'_>, burst: u64) {
     .map(|(name, value)| {
         format!("tgtadm --lld iscsi --op update --mode target --tid TID --name {name} --value {value}")
     });
-    lines.tried("tgt", Target, &tgt.join("; "), "then the initiator logs in again");
+    lines.tried("tgt", Target, &tgt.join("; "), "then the initiator logs in again; lost when tgtd ends");
 }
 
 fn queue_depth(lines: &mut Lines<'_>, sizes: &Sizes) {

@@ -12,7 +12,7 @@ pub enum System {
     Hikyaku,
     Lio,
     Tgt,
-    /// One that is known and that nothing is advised for.
+    /// A known program without lines of advice.
     Other,
 }
 
@@ -49,7 +49,7 @@ impl System {
     }
 }
 
-/// Names that programs give themselves unless they are told another one.
+/// Beginnings of the names that programs use by default.
 const INITIATORS: [(&str, System); 12] = [
     ("iqn.2008-11.org.linux-kvm", System::Qemu),
     ("iqn.1993-08.org.debian", System::OpenIscsi),
@@ -76,7 +76,7 @@ const TARGETS: [(&str, System); 10] = [
     ("iqn.2001-05.com.equallogic", System::Other),
     ("iqn.2010-06.com.purestorage", System::Other),
 ];
-/// What LIO says as TargetAlias.
+/// TargetAlias of LIO.
 const LIO_ALIAS: &str = "LIO Target";
 /// Longest name of a target (RFC 7143 section 4.2.7.1).
 const NAME_BYTES_MAX: usize = 223;
@@ -147,7 +147,7 @@ impl Peers {
         let Some(known) = self.of(at) else { return true };
         match system {
             "Linux" => known.is_linux(),
-            // It can read and write what another program does now.
+            // It can do the copy that another program does now.
             "hikyaku" if at == Side::Initiator => matches!(known, System::Hikyaku | System::Qemu),
             system => known.name() == Some(system),
         }

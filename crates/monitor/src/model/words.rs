@@ -173,8 +173,8 @@ pub(super) fn notes(evidence: &Evidence, verdict: &Verdict) -> Vec<String> {
     let line = share_of(evidence, Cause::LineRate);
     if !matches!(verdict.limit, Cause::LineRate | Cause::Unknown) && line > verdict.share {
         notes.push(format!(
-            "The network's rate (line_rate) has more of the time, {:.0} %: data moves at the full rate then, and no setting \
-             shortens that. The limit is the largest part of the time that can be removed.",
+            "The network's rate (line_rate) takes more of the time, {:.0} %: data moves at the full rate then, which no setting \
+             shortens. The limit is the largest part of the time that can be removed.",
             line * 100.0
         ));
     }

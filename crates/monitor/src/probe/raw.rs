@@ -1,4 +1,4 @@
-//! Samples as the kernel's bytes: a sample that nobody looks at costs a copy of 300 bytes, and is read into the fields of
+//! Samples as the kernel's bytes: a sample that no view shows costs a copy of 300 bytes, and is read into the fields of
 //! [`Sample`] only for a view, a verdict or a recording. Earlier samples are kept as differences from those before them:
 //! the ring of all connections stays in the processor's cache, and an idle connection takes 20 bytes a sample.
 
@@ -27,7 +27,7 @@ const AGES: std::ops::Range<usize> = INFO + 11..INFO + 15;
 
 const _: () = assert!(info::INFO_BYTES < 256 && info::INFO_BYTES.is_multiple_of(4));
 
-/// What the kernel told of one socket at a moment.
+/// The kernel's figures of one socket at a moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Raw([u32; WORDS]);
 

@@ -186,7 +186,7 @@ pub(super) fn judge(status: u8, sense: Option<&Sense>) -> Verdict {
             Some(sense) => judge_sense(sense),
             None => fail(IoErrorKind::Other, "CHECK CONDITION without sense data".to_owned()),
         },
-        Some(Status::Busy | Status::TaskSetFull) => Verdict::Later(BUSY_PAUSE),
+        Some(busy @ (Status::Busy | Status::TaskSetFull)) => Verdict::Later(BUSY_PAUSE, busy.name().into()),
         Some(Status::ReservationConflict) => {
             let text = "RESERVATION CONFLICT: another initiator has reserved the LUN";
             fail(IoErrorKind::Refused, text.to_owned())
@@ -199,7 +199,7 @@ pub(super) fn judge_sense(sense: &Sense) -> Verdict {
     let fail = |kind| Verdict::Fail(IoError::new(kind, describe(sense)));
     match (sense.key, sense.asc, sense.ascq) {
         (SenseKey::UnitAttention, ..) | (SenseKey::AbortedCommand, ..) => Verdict::Again(describe(sense)),
-        (SenseKey::NotReady, 0x04, 0x01..=0x0A) => Verdict::Later(BUSY_PAUSE),
+        (SenseKey::NotReady, 0x04, 0x01..=0x0A) => Verdict::Later(BUSY_PAUSE, describe(sense).into()),
         (SenseKey::NotReady, ..) => fail(IoErrorKind::Unreachable),
         (SenseKey::DataProtect, 0x27, 0x07) => fail(IoErrorKind::NoSpace),
         (SenseKey::DataProtect, ..) => fail(IoErrorKind::ReadOnly),
@@ -273,7 +273,7 @@ mod tests {
         };
         assert!(matches!(judge(0x00, None), Verdict::Done));
         for busy in [0x08, 0x28] {
-            assert!(matches!(judge(busy, None), Verdict::Later(_)), "{busy:02X}h");
+            assert!(matches!(judge(busy, None), Verdict::Later(..)), "{busy:02X}h");
         }
         assert_eq!(kind(0x18, None), Some(IoErrorKind::Refused));
         assert_eq!(kind(0x02, None), Some(IoErrorKind::Other), "it has to say why");

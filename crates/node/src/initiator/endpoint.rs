@@ -283,6 +283,10 @@ impl Peer for IscsiPeer {
         &self.url
     }
 
+    fn not_ready(&self) -> Option<String> {
+        self.setup.not_ready.clone()
+    }
+
     fn connect(&mut self, io: &mut Io, owner: Owner, incarnation: u32) -> Result<Session, Report<Self>> {
         (self.setup, self.setup_again, self.queries) = (Setup::default(), None, Vec::new());
         let address = self.route.address();

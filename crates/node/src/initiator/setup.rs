@@ -86,6 +86,8 @@ pub(super) struct Setup {
     /// READ CAPACITY (16) reported as last block the largest number of 64 bits.
     is_endless: bool,
     pages: Vec<u8>,
+    /// What was answered last instead of becoming ready.
+    pub(super) not_ready: Option<String>,
     pub(super) disk: Disk,
 }
 
@@ -175,6 +177,7 @@ impl Setup {
         if busy || key == Some(SenseKey::UnitAttention) || is_becoming_ready(answer.sense.as_ref()) {
             self.unasked(query);
             self.one_by_one |= busy;
+            self.not_ready = Some(status_text(answer));
             let retries = &mut self.retries[query as usize];
             *retries += 1;
             if *retries > RETRIES_MAX {
@@ -448,6 +451,7 @@ mod tests {
             let answer = Answer { status: Status::TaskSetFull as u8, sense: None, data: &[] };
             assert_eq!(setup.answer(*query, &answer).unwrap(), Progress::Pause);
         }
+        assert_eq!(setup.not_ready.as_deref(), Some("TASK SET FULL"));
         assert_eq!(asked(&mut setup), [], "until the unit is ready");
         good(&mut setup, Query::Attention, &[]).unwrap();
         good(&mut setup, Query::Ready, &[]).unwrap();

@@ -124,7 +124,11 @@ fn copy_names_the_send_buffer(context: &Context, place: &Place) -> Result<()> {
     let mut command = place.ours(context);
     command.args(["copy", &format!("pattern:{BYTES}"), &place.url(), "--force"]);
     let output = run(&mut command, LIMIT)?.success()?;
-    let words = ["network of the destination: ", "the send buffer of the initiator"];
+    let words = [
+        "limited by the network of the destination",
+        "network of the destination: while data moved ",
+        "the send buffer of the initiator",
+    ];
     demand!(words.iter().all(|words| output.stdout.contains(words)), "{}", output.stdout)
 }
 

@@ -13,6 +13,9 @@ use crate::{Attempted, LabError};
 /// Timeout of an answer, above any answer's duration on a busy machine; the part is then ended.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(600);
 
+/// Environment variable with the role of a part that takes no orders.
+pub(super) const ALONE: &str = "HIKYAKU_LAB_PART";
+
 /// A running part. A drop ends it.
 pub(crate) struct Part {
     what: String,
@@ -51,6 +54,14 @@ impl Part {
         part.write(role)?;
         let answer = part.answer()?;
         Ok((part, answer))
+    }
+
+    /// The command of a part that takes no orders and sends no answers.
+    pub(crate) fn alone(role: &Role) -> Result<Command, LabError> {
+        let role = serde_json::to_string(role).attempted("describe a part")?;
+        let mut command = Command::new("/proc/self/exe");
+        command.args(["--quiet", "part"]).env(ALONE, role);
+        Ok(command)
     }
 
     fn write(&mut self, value: &impl Serialize) -> Result<(), LabError> {

@@ -16,7 +16,7 @@ pub(crate) use handle::Part;
 
 use crate::device_copy::{Copier, Loader, Neighbour};
 use crate::secure_read::{IscsiInitiator, IscsiTarget, SocketInitiator, SocketTarget};
-use crate::wan_write::{Sink, Target, Writer};
+use crate::wan_write::{Far, Near, Sink, Target, Writer};
 use crate::{Attempted, LabError};
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -32,6 +32,8 @@ pub(crate) enum Role {
     WanWriter(Writer),
     WanSink(Sink),
     WanTarget(Target),
+    WanFar(Far),
+    WanNear(Near),
 }
 
 impl Role {
@@ -72,10 +74,13 @@ fn parse<T: for<'a> Deserialize<'a>>(line: &str) -> Result<T, LabError> {
     serde_json::from_str(line).attempted("understand an order (a part is not started by hand)")
 }
 
-/// Runs as the part that the first line of stdin describes.
+/// Runs as the part that the first line of stdin describes, or the environment variable of parts that take no orders.
 pub fn run() -> Result<(), LabError> {
     let mut lines = std::io::stdin().lines();
-    let first = lines.next().transpose().attempted("read an order")?.unwrap_or_default();
+    let first = match std::env::var(handle::ALONE) {
+        Ok(role) => role,
+        Err(_) => lines.next().transpose().attempted("read an order")?.unwrap_or_default(),
+    };
     let orders = Orders(lines);
     match parse(&first)? {
         Role::Bystander(role) => role.run(orders),
@@ -89,5 +94,7 @@ pub fn run() -> Result<(), LabError> {
         Role::WanWriter(role) => role.run(orders),
         Role::WanSink(role) => role.run(orders),
         Role::WanTarget(role) => role.run(orders),
+        Role::WanFar(role) => role.run(orders),
+        Role::WanNear(role) => role.run(),
     }
 }

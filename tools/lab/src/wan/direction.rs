@@ -6,7 +6,7 @@
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 
-use super::frame::Frame;
+use super::frame::{Frame, OFFLOAD_BYTES};
 use super::settings::Settings;
 
 /// Frames held at most; one that arrives beyond is lost. It must exceed the greatest bandwidth-delay product.
@@ -20,6 +20,8 @@ pub struct Counters {
     /// Frames that arrived, as large as they were, and the bytes of their IP packets.
     pub frames: u64,
     pub bytes: u64,
+    /// Bytes of the IP packets that left at the other side.
+    pub delivered_bytes: u64,
     pub segments: u64,
     /// Segments lost by probability, by number, or because the path was down.
     pub lost: u64,
@@ -165,6 +167,7 @@ impl Direction {
         self.held.peek().filter(|first| first.due_ns <= now_ns.saturating_add(EARLY_NS_MAX))?;
         let Held { due_ns, frame, .. } = self.held.pop()?;
         self.held_bytes -= frame.len();
+        self.counters.delivered_bytes += (frame.len() - OFFLOAD_BYTES) as u64;
         self.counters.late_max_ns = self.counters.late_max_ns.max(now_ns.saturating_sub(due_ns));
         Some(frame)
     }
@@ -293,7 +296,6 @@ fn mix(mut value: u64) -> u64 {
 mod tests {
     use std::time::Duration;
 
-    use super::super::frame::OFFLOAD_BYTES;
     use super::super::frame::tests::large;
     use super::*;
 
@@ -317,12 +319,14 @@ mod tests {
 
     /// Delivers at exactly the due times until nothing is held.
     fn drain(direction: &mut Direction) -> Vec<(u64, Vec<u8>)> {
-        let mut delivered = Vec::new();
+        let (mut delivered, before) = (Vec::new(), direction.counters.delivered_bytes);
         while let Some(due) = direction.poll_timeout() {
             let frame = direction.poll_deliver(due).unwrap();
             delivered.push((due, frame));
         }
         assert_eq!(direction.held_bytes, 0);
+        let bytes: usize = delivered.iter().map(|(_, frame)| frame.len() - OFFLOAD_BYTES).sum();
+        assert_eq!(direction.counters.delivered_bytes - before, bytes as u64);
         delivered
     }
 

@@ -4,11 +4,12 @@
 //! and suspected the memory of the socket. open-iscsi fixes it: SO_SNDBUF of 512 KiB, doubled by the kernel. Here an
 //! initiator of this experiment does the same, over a path of `lab::wan`, beside sockets, peers and this project.
 //!
-//! `plan.rs` lists the rows, `place.rs` is a path with its targets, `writer.rs`, `initiator.rs`, `target.rs` and
+//! `distance` measures whole copies by round trip. Of the paper's experiment, `plan.rs` lists the rows, `place.rs` is a path with its targets, `writer.rs`, `initiator.rs`, `target.rs` and
 //! `peers.rs` are the processes, `watched.rs` observes one case (`watch.rs` the socket, `capture.rs` and `trace.rs` the packets),
 //! `report.rs` and `plots.rs` show the results.
 
 mod capture;
+mod distance;
 mod environment;
 mod initiator;
 mod peers;
@@ -22,13 +23,16 @@ mod watch;
 mod watched;
 mod writer;
 
+use std::cell::RefCell;
 use std::time::Duration;
 
+pub(crate) use distance::{Far, Near};
 pub(crate) use target::Target;
 pub(crate) use writer::{Sink, Writer};
 
 use crate::wan::obstacle;
 use crate::{LabError, Observer, Options, Report};
+use distance::Copies;
 use place::Place;
 use plan::{Row, Sizes, cell_name};
 use watched::Watched;
@@ -52,21 +56,29 @@ pub(crate) fn run(options: &Options, observer: &mut dyn Observer) -> Result<Repo
         return Err(LabError::Usage("the appendix (--modes) belongs to secure-read".to_owned()));
     }
     let sizes = Sizes::new(options)?;
-    let mut rates = planned_rates(options, &sizes);
-    let cases = planned_cases(options, &sizes);
-    if rates.is_empty() && cases.is_empty() {
+    let mut copies = Copies::new(options);
+    // A quick run has time for the copies alone, unless rows are chosen.
+    let has_paper = !options.quick || !options.rows.is_empty();
+    let mut rates = if has_paper { planned_rates(options, &sizes) } else { Vec::new() };
+    let cases = if has_paper { planned_cases(options, &sizes) } else { Vec::new() };
+    if copies.is_empty() && rates.is_empty() && cases.is_empty() {
         return Err(LabError::Usage("no row has such a name".to_owned()));
     }
     if let Some(obstacle) = obstacle() {
         return Err(LabError::new("make a path", &obstacle));
     }
-    let all = rates.len() * sizes.rounds + cases.len();
+    let all = copies.count() + rates.len() * sizes.rounds + cases.len();
+    let observer = RefCell::new(observer);
+    let is_stopped = || observer.borrow().is_stopped();
     let mut count = 0;
     let mut next = |doing: &str| {
-        observer.on_progress(doing, f64::from(count) / all as f64);
+        observer.borrow_mut().on_progress(doing, f64::from(count) / all as f64);
         count += 1;
-        if observer.is_stopped() { Err(LabError::Interrupted) } else { Ok(()) }
+        if is_stopped() { Err(LabError::Interrupted) } else { Ok(()) }
     };
+    if !copies.is_empty() {
+        copies.measure(&mut next, &is_stopped)?;
+    }
     for _ in 0..sizes.rounds {
         for rtt in &sizes.rtts {
             let of_rtt: Vec<&mut Rate> = rates.iter_mut().filter(|rate| rate.rtt == *rtt).collect();
@@ -87,7 +99,7 @@ pub(crate) fn run(options: &Options, observer: &mut dyn Observer) -> Result<Repo
         next(&format!("packets of {}", cell_name(&row, rtt)))?;
         watched.push(Watched::new(row, rtt, block)?);
     }
-    report::report(&rates, &watched, options)
+    report::report(&copies, &rates, &watched, options)
 }
 
 fn planned_rates(options: &Options, sizes: &Sizes) -> Vec<Rate> {

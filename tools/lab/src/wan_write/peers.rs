@@ -53,6 +53,8 @@ impl Tuning {
 }
 
 pub(super) const LUN: u8 = 1;
+/// Port of its portal.
+pub(super) const PORT: u16 = 3260;
 
 pub(super) fn is_installed(program: &str) -> bool {
     let found = std::env::var_os("PATH")
@@ -131,6 +133,23 @@ impl Drop for Tgt {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// `qemu-img convert` of the first `bytes` of a file to a LUN of tgt, or of a LUN to a file that has this size.
+pub(super) fn convert(file: &Path, tuning: Tuning, is_read: bool, bytes: u64) -> Command {
+    let portal = format!("{}:{PORT}", ADDRESSES[1]);
+    let lun = format!("driver=iscsi,transport=tcp,portal={portal},target={},lun={LUN}", tuning.target());
+    let file = format!("driver=file,filename={}", file.display());
+    let below = |node: &str| format!("file.{}", node.replace(',', ",file."));
+    let (from, to) = if is_read { (&lun, &file) } else { (&file, &lun) };
+    let mut command = Command::new("qemu-img");
+    // Not the default `unsafe`, so that it ends with a flush as well.
+    command.args(["convert", "-n", "-t", "writeback", "--image-opts", "--target-image-opts"]);
+    if tuning == Tuning::Tuned {
+        command.args(["-m", "16", "-W"]);
+    }
+    command.args([format!("driver=raw,size={bytes},{}", below(from)), format!("driver=raw,{}", below(to))]);
+    command
 }
 
 /// Writes of `block` bytes by QEMU's initiator, `depth` at a time.

@@ -17,8 +17,7 @@ use crate::part::{Part, Role};
 use crate::wan::{ADDRESSES, Options as PathOptions, Settings, Tap, Wan};
 use crate::{Attempted, LabError, folder};
 
-/// Ports of tgt (its own), our target, and the receiver of plain sockets.
-const TGT_PORT: u16 = 3260;
+/// Ports of our target, and of the receiver of plain sockets.
 const TARGET_PORT: u16 = 3261;
 const SINK_PORT: u16 = 5001;
 /// Blocks of rows with several in flight.
@@ -83,7 +82,7 @@ impl Place {
         match row.who {
             Who::Socket => SINK_PORT,
             Who::Ours { .. } => TARGET_PORT,
-            _ => TGT_PORT,
+            _ => peers::PORT,
         }
     }
 

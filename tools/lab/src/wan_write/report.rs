@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
+use super::distance::{self, Copies};
 use super::plan::{Row, SEND_BUFFER};
 use super::watched::Watched;
 use super::{Rate, environment, plots};
@@ -164,13 +165,20 @@ fn headline(rates: &[Rate], cases: &[Watched]) -> Map<String, Value> {
     }))
 }
 
-pub(super) fn report(rates: &[Rate], cases: &[Watched], options: &Options) -> Result<Report, LabError> {
+pub(super) fn report(
+    copies: &Copies,
+    rates: &[Rate],
+    cases: &[Watched],
+    options: &Options,
+) -> Result<Report, LabError> {
     let mut object = heading("wan-write", options);
     object.extend(headline(rates, cases));
+    object.extend(distance::headline(copies));
     object.insert("environment".to_owned(), environment::json());
-    object.insert("rows".to_owned(), rates.iter().map(Rate::object).collect());
+    object.insert("rows".to_owned(), distance::rows(copies).chain(rates.iter().map(Rate::object)).collect());
     object.insert("cases".to_owned(), cases.iter().map(Watched::object).collect());
     let text = [
+        distance::text(copies),
         text_of_environment(),
         text_of_rates(rates),
         text_of_times(cases),
@@ -178,7 +186,8 @@ pub(super) fn report(rates: &[Rate], cases: &[Watched], options: &Options) -> Re
         text_of_sleeps(cases),
         text_of_verdict(cases),
     ];
-    Ok(Report { text: text.concat(), json: Value::Object(object), figures: plots::all(rates, cases)? })
+    let figures = [distance::figures(copies)?, plots::all(rates, cases)?].concat();
+    Ok(Report { text: text.concat(), json: Value::Object(object), figures })
 }
 
 fn text_of_environment() -> String {

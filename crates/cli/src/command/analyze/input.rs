@@ -148,12 +148,16 @@ pub(super) fn nothing(files: &[PathBuf], is_recording: bool, report: &Report, st
     let failure = |cause| Failure::failed("analyze", names.join(" "), cause);
     if frames.frames == 0 {
         return failure("the capture holds no frame".to_owned())
-            .hint(format!("capture while the slow load runs: {CAPTURE}"));
+            .hint(format!(
+                "capture while the slow load runs, on the interface that carries it (-i any: all of them): {CAPTURE}"
+            ));
     }
     if frames.tcp == 0 {
         let kinds: Vec<_> = frames.others().map(|(kind, count)| format!("{kind}: {count}")).collect();
         return failure(format!("{cause}; {}", kinds.join(", ")))
-            .hint(format!("capture the connection's packets on an Ethernet or IP interface: {CAPTURE}"));
+            .hint(format!(
+                "capture on the interface of the connection (ip route get ADDRESS OF THE TARGET names it; -i any: all of them): {CAPTURE}"
+            ));
     }
     let first = files.last().filter(|file| !is_stdin(file));
     let name = first.map_or_else(|| "FILE".to_owned(), |file| quoted(&file.display().to_string()));

@@ -59,16 +59,16 @@ pub(crate) struct Args {
     #[arg(long = "for", value_name = "TIME", value_parser = parse_limit)]
     limit: Option<Duration>,
 
-    /// Whether packets are looked at
+    /// Whether packets are read
     ///
-    /// auto: where this is permitted (CAP_NET_RAW, as root has). They tell what iSCSI waits for; without them some limits
-    /// look alike.
+    /// auto: where this is permitted (CAP_NET_RAW, as root has). The PDUs in them show what iSCSI waits for; without them
+    /// several limits cannot be distinguished.
     #[arg(long, value_enum, default_value = "auto")]
     packets: PacketsChoice,
 
     /// Whether programs in the kernel report each segment, retransmission and write
     ///
-    /// auto: where this is permitted (root, or CAP_BPF and CAP_PERFMON). They see what lies between two samples.
+    /// auto: where this is permitted (root, or CAP_BPF and CAP_PERFMON). They show what happens between two samples.
     #[cfg(feature = "bpf")]
     #[arg(long, value_enum, default_value = "auto")]
     events: PacketsChoice,
@@ -122,7 +122,7 @@ fn parse_interval(text: &str) -> Result<Duration, String> {
 
 fn parse_limit(text: &str) -> Result<Duration, String> {
     let limit = units::parse_duration(text)?;
-    if limit.is_zero() { Err("nothing can be seen in no time".to_owned()) } else { Ok(limit) }
+    if limit.is_zero() { Err("the time must be above 0".to_owned()) } else { Ok(limit) }
 }
 
 /// What is looked for, while there is none.
@@ -150,7 +150,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     }
     if let Some(error) = engine.unseen() {
         context.remark(&format!(
-            "packets are not looked at ({error}): waits for R2Ts, for the target and for commands look alike; sudo hikyaku watch tells them apart"
+            "packets are not read ({error}): without them waits for R2Ts, for the target and for commands cannot be distinguished; sudo hikyaku watch reads them"
         ));
     }
     if let Some(path) = &args.record {
@@ -190,12 +190,17 @@ fn none(args: &Args, object: &str) -> Failure {
         let failure = Failure::failed("watch", object, cause);
         return failure.hint("for another one: hikyaku watch PID, or ADDR:PORT; ss -tnp lists all of TCP");
     };
-    let cause = match target.parse::<u32>() {
-        Ok(_) => "the process has no TCP connection that can be seen",
-        Err(_) => "there was no such connection",
+    let (cause, hint) = match target.parse::<u32>() {
+        Ok(_) => ("the process has no TCP connection that this user can see", ""),
+        Err(_) if target.contains("://") => (
+            "there was no such connection",
+            "host and port of the URL choose connections, each of which carries all LUNs of its target; ",
+        ),
+        Err(_) => ("there was no such connection", ""),
     };
-    Failure::failed("watch", object, cause)
-        .hint("hikyaku watch without an argument shows every iSCSI connection; ss -tnp lists all of TCP")
+    Failure::failed("watch", object, cause).hint(format!(
+        "{hint}hikyaku watch without an argument shows every iSCSI connection; ss -tnp lists all of TCP"
+    ))
 }
 
 /// What the argument chooses.

@@ -1,5 +1,5 @@
-//! Copies of this program among the watched processes: one that was given a rate is limited by it, whatever its
-//! connection looks like.
+//! Copies of this program among the watched processes. A copy with `--rate` is limited by that rate, which no packet and no
+//! sample shows.
 
 use std::collections::HashMap;
 
@@ -54,11 +54,10 @@ impl Own {
         of(session).or_else(|| all.iter().find(is_other).and_then(of))
     }
 
-    /// Makes a verdict one about the rate: what the connection waits for is no fault of it.
+    /// Replaces a verdict by the rate limit: the waits of the connection follow from it.
     pub(super) fn amend(self, verdict: &mut Verdict) {
         verdict.sentence = format!(
-            "{}, limited by the copy itself, which was told to move at most {} (to change that: hikyaku ctl copy {} rate \
-             RATE).",
+            "{}, limited by the copy's own rate limit of {} (to change it: hikyaku ctl copy {} rate RATE).",
             units::rate(verdict.bytes_per_s),
             units::rate(self.bytes_per_s),
             self.pid,

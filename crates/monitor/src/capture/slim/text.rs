@@ -162,8 +162,8 @@ impl Text {
             .any(|key| key.get(length) == Some(&byte) && key.starts_with(&self.key[..length]))
     }
 
-    /// Whether the last word's first `length` bytes and `byte` begin a word of the standards, or are a number. What
-    /// somebody else planted in a value ends where it differs from all of them.
+    /// Whether the last word's first `length` bytes and `byte` begin a word of the standards, or are a number. A
+    /// name within a value is cut where it differs from all of them.
     fn is_of_a_word(&self, length: usize, byte: u8) -> bool {
         let word = &self.key[..length];
         let is_number = byte.is_ascii_digit() && word.iter().all(u8::is_ascii_digit) && length < DIGITS_MAX;

@@ -252,7 +252,7 @@ cwnd         congestion window: what TCP lets be in flight on this path
 window       receive window: what the other end lets be in flight
 
 The limit is the cause that held back data for most of the time. Without the
-packets some causes look alike: then the candidates are named. A capture says
+packets some causes look alike: then the candidates are named. A capture shows
 more: hikyaku analyze. A ? after the limit: confidence below 0.8.
 
 arrows, j, k  another connection        Enter  details, and back to the list
