@@ -30,6 +30,8 @@ pub struct Capability {
     /// Number of requests in flight beyond which throughput does not grow.
     pub queue_depth: u32,
     pub read_only: bool,
+    /// Nothing but the endpoints of this medium writes to the storage: what was read stays true until one of them writes.
+    pub sole_writer: bool,
     /// The endpoint accepts `Discard`, and discarded blocks read as zeroes.
     pub discard: bool,
     /// `WriteZeroes` is cheaper than writing zeroes.

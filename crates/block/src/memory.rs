@@ -21,6 +21,7 @@ pub(crate) fn synthetic_capability(size_bytes: u64) -> Capability {
         optimal_transfer_bytes: 512 << 10,
         queue_depth: 32,
         read_only: false,
+        sole_writer: true,
         discard: true,
         write_zeroes: true,
         volatile_cache: false,

@@ -298,6 +298,7 @@ mod tests {
             optimal_transfer_bytes: 512 << 10,
             queue_depth: 32,
             read_only: false,
+            sole_writer: false,
             discard: false,
             write_zeroes: false,
             volatile_cache: true,

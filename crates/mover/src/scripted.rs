@@ -162,6 +162,7 @@ impl Scripted {
             optimal_transfer_bytes: 512 << 10,
             queue_depth: 32,
             read_only: false,
+            sole_writer: false,
             discard: true,
             write_zeroes: true,
             volatile_cache: true,

@@ -79,6 +79,7 @@ impl Disk {
             optimal_transfer_bytes: optimal.min(max_transfer_bytes),
             queue_depth: limits.queue_depth.clamp(1, depth),
             read_only: read_only || self.write_protected,
+            sole_writer: false,
             discard: self.zeroing.is_some(),
             write_zeroes: self.zeroing.is_some(),
             volatile_cache: self.write_cache,

@@ -5,6 +5,9 @@
 
 use crate::text;
 
+/// VENDOR SPECIFIC bytes 36 to 55 of standard INQUIRY data of a unit to which one initiator at most can write.
+pub(crate) const SOLE_WRITER: [u8; 20] = *b"hikyaku sole writer ";
+
 /// Standard INQUIRY data (SPC-4 table 175).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Standard {
@@ -21,6 +24,8 @@ pub struct Standard {
     /// 3PC: third-party copy commands.
     pub third_party_copy: bool,
     pub queueing: bool,
+    /// No initiator but one can write to the unit, as targets of this project report it.
+    pub sole_writer: bool,
     vendor: String,
     product: String,
     revision: String,
@@ -29,8 +34,10 @@ pub struct Standard {
 impl Standard {
     /// Parses the data; `None` below the 36 bytes up to the revision.
     pub fn parse(data: &[u8]) -> Option<Self> {
+        let sole_writer = data.get(36..56) == Some(&SOLE_WRITER[..]);
         let data = data.get(..36)?;
         Some(Self {
+            sole_writer,
             qualifier: data[0] >> 5,
             device_type: data[0] & 0x1f,
             removable: data[1] & 0x80 != 0,

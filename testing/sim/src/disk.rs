@@ -221,6 +221,7 @@ impl Medium for Disk {
             optimal_transfer_bytes: self.transfer_bytes.min(64 << 10),
             queue_depth: 32,
             read_only: false,
+            sole_writer: false,
             discard: true,
             write_zeroes: true,
             volatile_cache: true,

@@ -23,6 +23,8 @@ const CLIENTS: u32 = 3;
 const BESIDE_TIME: Duration = Duration::from_secs(4);
 /// Age at which what was read ahead is dropped (`AGE_MAX` in `block/layer/readahead`), and a margin.
 const AGE: Duration = Duration::from_millis(1500);
+/// Shorter than `AGE_MAX`.
+const ALONE_LIMIT: Duration = Duration::from_millis(500);
 const DRAIN_LIMIT: Duration = Duration::from_secs(20);
 const COPY_LIMIT: Duration = Duration::from_secs(30);
 const SYNCHRONIZE_CACHE: u8 = 0x35;
@@ -37,14 +39,21 @@ struct Scene {
 
 impl Scene {
     fn new(context: &Context, delay: &str) -> Result<Self> {
+        Self::with(context, &format!("delay={delay}"), Some("readahead=16M"))
+    }
+
+    fn with(context: &Context, of_origin: &str, of_gateway: Option<&str>) -> Result<Self> {
         let dir = scratch()?;
         let files = [
             empty_file(dir.path().join("0.img"), BYTES)?,
             random_file(dir.path().join("1.img"), BYTES, context.seed_for("gateway"))?,
         ];
-        let disks = files.map(|file| Disk::file(&file).option(format!("delay={delay}")));
+        let disks = files.map(|file| Disk::file(&file).option(of_origin));
         let origin = Target::serve(context, &disks, None, &[])?;
-        let disk = |lun| Disk::endpoint(origin.url(lun).to_string()).option("readahead=16M");
+        let disk = |lun| Disk {
+            options: of_gateway.map(str::to_owned).into_iter().collect(),
+            ..Disk::endpoint(origin.url(lun).to_string())
+        };
         let gateway = Target::serve(context, &[disk(0), disk(1)], None, &[])?;
         Ok(Self { _dir: dir, origin, gateway })
     }
@@ -52,6 +61,22 @@ impl Scene {
     /// A session of its own for each number, which the gateway's threads share.
     fn session(&self, number: u32) -> Result<Session> {
         Session::login(self.gateway.url(0), NAME, [0x80, 0, 0, 0, 0, number as u8])
+    }
+
+    /// Whether a read is answered while the origin is stopped.
+    fn is_answered_alone(&mut self, session: &mut Session, lba: u32) -> Result<bool> {
+        self.origin.running.signal(libc::SIGSTOP)?;
+        std::thread::scope(|scope| {
+            let read = scope.spawn(|| session.read(0, lba, READ_BLOCKS));
+            let start = Instant::now();
+            while !read.is_finished() && start.elapsed() < ALONE_LIMIT {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            let is_answered = read.is_finished();
+            self.origin.running.signal(libc::SIGCONT)?;
+            read.join().expect("a read does not panic")?;
+            Ok(is_answered)
+        })
     }
 
     /// Reads LUN `lun` in sequence up to block `until`, so that what follows is read ahead, and has arrived.
@@ -215,6 +240,26 @@ fn ended(context: &Context) -> Result<()> {
     Ok(())
 }
 
+/// Without the option only what nobody else can write is read ahead: an `exclusive` LUN of a target that says so.
+fn unasked(context: &Context) -> Result<()> {
+    for (of_origin, of_gateway, expected) in [
+        ("exclusive", None, true),
+        ("exclusive", Some("readahead=off"), false),
+        ("exclusive", Some("exclusive"), true),
+        ("shared", None, false),
+        ("shared", Some("exclusive"), false),
+        ("shared", Some("readahead=1M"), true),
+    ] {
+        let mut scene = Scene::with(context, of_origin, of_gateway)?;
+        let mut session = scene.session(1)?;
+        let lba = 1024;
+        scene.read_up_to(&mut session, 0, lba)?;
+        let is_ahead = scene.is_answered_alone(&mut session, lba)?;
+        ensure!(is_ahead == expected, "origin {of_origin}, gateway {of_gateway:?}: {is_ahead}");
+    }
+    Ok(())
+}
+
 /// Runs the case that shows wrong data; returns its message. For the family `mutants`.
 pub(super) fn verdict(context: &Context) -> Result<Option<String>> {
     let found = written_beside(context).err().map(|error| format!("{error:#}"));
@@ -226,5 +271,6 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
     cases.check("written-elsewhere", || written_elsewhere(context));
     cases.check("copied-within", || copied_within(context));
     cases.check("ended", || ended(context));
+    cases.check("unasked", || unasked(context));
     Ok(())
 }

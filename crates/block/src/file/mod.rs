@@ -183,6 +183,8 @@ impl FileMedium {
             optimal_transfer_bytes: limits.optimal_transfer_bytes(Pool::large_page_bytes()),
             queue_depth: limits.queue_depth,
             read_only: !writable,
+            // By the locks of a writer, or by O_EXCL.
+            sole_writer: writable && !options.allow_in_use,
             discard: writable && facts.discard,
             write_zeroes: writable && facts.write_zeroes,
             volatile_cache: true,

@@ -42,6 +42,7 @@ pub(super) fn capability(export: &Export, read_only: bool) -> Capability {
         optimal_transfer_bytes: preferred.max(OPTIMAL_BYTES).min(max_transfer_bytes),
         queue_depth: QUEUE_DEPTH,
         read_only: read_only || export.has(flag::READ_ONLY),
+        sole_writer: false,
         // NBD_CMD_TRIM guarantees nothing about the content read afterwards.
         discard: false,
         write_zeroes: export.has(flag::WRITE_ZEROES),

@@ -168,7 +168,7 @@ pub struct LunConfig {
     pub physical_block_size: Option<u32>,
     /// Several initiators are expected to write; suppresses the warning about that.
     pub shared: bool,
-    /// At most one initiator at a time may be logged in to the unit.
+    /// At most one initiator at a time may be logged in to the unit. Its INQUIRY data say so.
     pub exclusive: bool,
     /// A resource of the caller for this unit (a lock on its identity); dropped when no thread has the unit any more.
     pub held: Option<Held>,

@@ -128,6 +128,7 @@ impl Lun {
             block_size,
             physical_block_size: config.physical_block_size.unwrap_or(capability.physical_block_size),
             read_only: config.read_only || capability.read_only,
+            sole_writer: config.exclusive && capability.sole_writer,
             removable: config.removable,
             rotational: config.rotational.unwrap_or(capability.rotational),
             thin: capability.discard,

@@ -292,6 +292,7 @@ mod tests {
             block_size: 512,
             physical_block_size: 512,
             read_only: false,
+            sole_writer: false,
             removable: false,
             rotational: false,
             thin: true,

@@ -3,6 +3,7 @@
 use super::attention::LUNS_CHANGED;
 use super::copy::third_party_page;
 use super::{Call, LogicalUnit, Stop, UnitConfig};
+use crate::inquiry::SOLE_WRITER;
 use crate::limits::{UNMAP_BLOCKS_MAX, UNMAP_DESCRIPTORS_MAX, WRITE_SAME_BLOCKS_MAX};
 use crate::{Outcome, Sense, Step, text};
 
@@ -108,6 +109,9 @@ fn standard(config: &UnitConfig) -> Vec<u8> {
     text::emit(&mut data[8..16], &config.vendor);
     text::emit(&mut data[16..32], &config.product);
     text::emit(&mut data[32..36], &config.revision);
+    if config.sole_writer {
+        data[36..56].copy_from_slice(&SOLE_WRITER);
+    }
     for (slot, version) in data[58..74].chunks_exact_mut(2).zip(VERSIONS) {
         slot.copy_from_slice(&version.to_be_bytes());
     }

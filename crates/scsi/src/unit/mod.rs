@@ -53,6 +53,9 @@ pub struct UnitConfig {
     pub physical_block_size: u32,
     /// Every write is rejected with DATA PROTECT 27h/00h.
     pub read_only: bool,
+    /// No initiator but one can write to the unit, and nothing else does: standard INQUIRY data say so to an initiator of
+    /// this project ([`crate::inquiry::Standard::sole_writer`]).
+    pub sole_writer: bool,
     /// RMB: START STOP UNIT can eject and load the medium.
     pub removable: bool,
     /// Medium rotation rate: 7200/min if set, otherwise "non-rotating".

@@ -21,6 +21,7 @@ pub(super) fn config() -> UnitConfig {
         block_size: 512,
         physical_block_size: 4096,
         read_only: false,
+        sole_writer: false,
         removable: false,
         rotational: false,
         thin: true,
@@ -716,6 +717,13 @@ fn inquiry_standard() {
     assert!(standard.is_disk() && standard.queueing && !standard.removable && !standard.protect);
     assert_eq!((standard.version, standard.vendor(), standard.product()), (6, "HIKYAKU", "VOLUME"));
     assert_eq!(whole[3], 0x12, "HISUP, format 2, no AERC, no TRMTSK");
+    assert_eq!((standard.sole_writer, &whole[36..56]), (false, &[0; 20][..]));
+    let mut sole = unit_of(UnitConfig { sole_writer: true, ..config() });
+    let whole_sole = data(&mut sole, cdb::inquiry(None, 260));
+    for (length, sole_writer) in [(36, false), (55, false), (56, true), (96, true)] {
+        let standard = inquiry::Standard::parse(&whole_sole[..length]).expect("36 bytes");
+        assert_eq!(standard.sole_writer, sole_writer, "{length} bytes");
+    }
     assert_eq!(whole[58..66], [0x00, 0xa0, 0x09, 0x60, 0x04, 0x60, 0x04, 0xc0]);
     for allocation in 0..=260 {
         let cut = &whole[..whole.len().min(allocation.into())];

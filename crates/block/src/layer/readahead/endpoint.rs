@@ -127,9 +127,10 @@ impl Readahead {
         ended: &mut Vec<Completion>,
         done: &mut Vec<Completion>,
     ) {
+        let is_on = self.shared.is_asked || self.inner.capability().sole_writer;
         let bounds = self.bounds();
         let end = offset.checked_add(into.len() as u64).filter(|end| *end <= bounds.size_bytes);
-        let Some(end) = end.filter(|end| *end > offset) else {
+        let Some(end) = end.filter(|end| is_on && *end > offset) else {
             return self.forward(io, Request { id, kind: Kind::Read { offset, into } }, None, ended);
         };
         let range = offset..end;

@@ -6,6 +6,9 @@
 //! this medium are not seen: what was read ahead is used for at most [`AGE_MAX`]. A flush, a lost session and another size
 //! drop it.
 //!
+//! Without the option `serve` reads ahead of its initiators where the other end says that nobody else can write
+//! ([`ReadaheadMedium::of_sole_writer`]).
+//!
 //! `ledger.rs`: what is read ahead, by all threads, and whether it still holds. `stream.rs`: which readers are sequential,
 //! and how far ahead of them. `endpoint.rs`: one thread's requests.
 
@@ -57,8 +60,12 @@ pub struct ReadaheadMedium {
 impl ReadaheadMedium {
     /// Reads ahead with at most `bytes_max` bytes of memory.
     pub fn new(inner: Arc<dyn Medium>, bytes_max: u64) -> Self {
-        let shared = Shared { bytes_max, ledger: Mutex::default(), counters: Counters::default() };
-        Self { inner, shared: Arc::new(shared) }
+        Self { inner, shared: Arc::new(Shared::new(bytes_max, true)) }
+    }
+
+    /// Reads ahead while the storage has no other writer ([`crate::Capability::sole_writer`]).
+    pub fn of_sole_writer(inner: Arc<dyn Medium>) -> Self {
+        Self { inner, shared: Arc::new(Shared::new(BYTES_DEFAULT, false)) }
     }
 }
 
@@ -91,6 +98,8 @@ impl Medium for ReadaheadMedium {
 #[derive(Debug)]
 struct Shared {
     bytes_max: u64,
+    /// Read ahead even if the storage may have other writers.
+    is_asked: bool,
     ledger: Mutex<Ledger>,
     counters: Counters,
 }
@@ -104,6 +113,10 @@ struct Counters {
 }
 
 impl Shared {
+    fn new(bytes_max: u64, is_asked: bool) -> Self {
+        Self { bytes_max, is_asked, ledger: Mutex::default(), counters: Counters::default() }
+    }
+
     fn ledger(&self) -> MutexGuard<'_, Ledger> {
         self.ledger.lock().expect("no panic while locked")
     }

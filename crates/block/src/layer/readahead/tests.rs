@@ -104,6 +104,26 @@ fn a_change_elsewhere_ends_nothing() {
 }
 
 #[test]
+fn unasked_it_reads_ahead_only_while_the_storage_has_no_other_writer() {
+    let shared = Shared::new(BYTES_DEFAULT, false);
+    let mut scene = Scene::of(Far::new(1 << 20, PATH_BYTES), Some(shared), 1);
+    let mut at = 0;
+    for (sole_writer, is_ahead) in [(false, false), (true, true), (false, false)] {
+        scene.far.disk().sole_writer = sole_writer;
+        for _ in 0..64 {
+            scene.read(0, at, 512).unwrap();
+            at += 512;
+        }
+        scene.round();
+        scene.far.disk().bytes.fill(9);
+        let is_old = scene.read(0, at, 512).unwrap() == [0; 512];
+        assert_eq!(is_old, is_ahead, "{sole_writer}");
+        scene.far.disk().bytes.fill(0);
+        at += 512;
+    }
+}
+
+#[test]
 fn a_lost_session_and_another_size_end_what_was_read_ahead() {
     let losses: [fn(&mut Disk); 2] = [|disk| disk.losses += 1, |disk| disk.size_bytes *= 2];
     for lose in losses {

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use block::layer::ReadaheadMedium;
 use block::{Location, Medium, OpenOptions};
 use job::lock::Hold;
 use node::target::{Held, LunConfig, TargetConfig};
@@ -129,7 +130,12 @@ pub(crate) fn open(context: &Context, luns: &[&Lun]) -> Result<Vec<Arc<dyn Mediu
 pub(crate) fn open_unmeasured(context: &Context, lun: &Lun) -> Result<Arc<dyn Medium>, Failure> {
     let writable = !is_read_only(lun)?;
     let options = OpenOptions { writable, request_alignment: REQUEST_ALIGNMENT, allow_in_use: false };
-    lun.endpoint.open_to("serve", context, &options)
+    let medium = lun.endpoint.open_to("serve", context, &options)?;
+    let is_chosen = lun.endpoint.spec.get("readahead").is_some();
+    Ok(match lun.endpoint.is_iscsi() && !is_chosen {
+        true => Arc::new(ReadaheadMedium::of_sole_writer(medium)),
+        false => medium,
+    })
 }
 
 /// Refuses local storage that is smaller than a block; warns if it ends within one.

@@ -17,6 +17,7 @@ pub(super) struct Disk {
     pub(super) bytes: Vec<u8>,
     pub(super) size_bytes: u64,
     path_bytes: u64,
+    pub(super) sole_writer: bool,
     /// Requests that were not executed, with the owner of their endpoint.
     pub(super) waiting: VecDeque<(Owner, Request)>,
     /// Answers that were not delivered.
@@ -73,6 +74,7 @@ impl Far {
             bytes: vec![0; 2 * size_bytes as usize],
             size_bytes,
             path_bytes,
+            sole_writer: false,
             waiting: VecDeque::new(),
             answered: VecDeque::new(),
             losses: 0,
@@ -116,7 +118,7 @@ impl Endpoint for FarEndpoint {
         let mut disk = self.far.disk();
         let (owner, completion) = disk.answered.remove(event.result as usize).unwrap();
         assert_eq!(owner, self.owner);
-        self.capability.size_bytes = disk.size_bytes;
+        (self.capability.size_bytes, self.capability.sole_writer) = (disk.size_bytes, disk.sole_writer);
         done.push(completion);
     }
 
@@ -161,20 +163,21 @@ pub(super) struct Scene {
 impl Scene {
     /// `bytes_max`: none for endpoints without the layer.
     pub(super) fn new(far: Far, bytes_max: Option<u64>, count: usize) -> Self {
+        Self::of(far, bytes_max.map(|bytes_max| Shared::new(bytes_max, true)), count)
+    }
+
+    pub(super) fn of(far: Far, shared: Option<Shared>, count: usize) -> Self {
         let io = Io::new(PoolLimits::default()).unwrap();
-        let shared = Arc::new(Shared {
-            bytes_max: bytes_max.unwrap_or_default(),
-            ledger: Mutex::default(),
-            counters: Counters::default(),
-        });
+        let has_layer = shared.is_some();
+        let shared = Arc::new(shared.unwrap_or_else(|| Shared::new(0, false)));
         let mut endpoints = Vec::new();
         for _ in 0..count {
             let owner = io.owner();
-            let capability = synthetic_capability(far.disk().size_bytes);
+            let capability = Capability { sole_writer: false, ..synthetic_capability(far.disk().size_bytes) };
             let inner: Box<dyn Endpoint> = Box::new(FarEndpoint { far: far.clone(), owner, capability });
-            let endpoint = match bytes_max {
-                Some(_) => Box::new(Readahead::new(io.owner(), inner, Arc::clone(&shared))),
-                None => inner,
+            let endpoint = match has_layer {
+                true => Box::new(Readahead::new(io.owner(), inner, Arc::clone(&shared))),
+                false => inner,
             };
             endpoints.push((owner, endpoint));
         }
