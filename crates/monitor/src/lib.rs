@@ -21,6 +21,8 @@ pub mod followed;
 pub mod limits;
 pub mod model;
 pub mod packet;
+#[cfg(test)]
+mod pdus;
 pub mod probe;
 pub mod record;
 pub mod sample;

@@ -1,12 +1,13 @@
 //! A connection as its packets show it, written as a list of PDUs with times.
 
 use iscsi::wire::{
-    Attribute, BHS_LENGTH, Bhs, CmdSn, DataIn, DataOut, DataSn, Itt, R2t, Reject, RejectReason, Residual,
-    ScsiCommand, ScsiResponse, ServiceResponse, StatSn, TmFunction, TmRequest, TmResponse, TmResult, Ttt,
+    BHS_LENGTH, Bhs, CmdSn, DataSn, Itt, Reject, RejectReason, Residual, StatSn, TmFunction, TmRequest,
+    TmResponse, TmResult,
 };
 
 use super::*;
 use crate::event::{Ack, Distances, Event, Kind, Order, PduEnd, PduStart, Segment, Side};
+use crate::pdus::{data_in, data_out, good, r2t, read, response, scsi, write};
 use Side::{Initiator, Target};
 
 const US: u64 = 1_000;
@@ -92,105 +93,6 @@ impl Wire {
     }
 }
 
-fn scsi(itt: u32, code: u8, bytes: u32, immediate: u32, is_final: bool) -> [u8; BHS_LENGTH] {
-    let mut cdb = [0; 16];
-    cdb[0] = code;
-    let is_write = matches!(code, 0x2a | 0x8a);
-    ScsiCommand {
-        immediate: false,
-        is_final,
-        read: !is_write && bytes > 0,
-        write: is_write,
-        attribute: Attribute::Simple,
-        lun: 0,
-        itt: Itt(itt),
-        expected_data_transfer_length: bytes,
-        cmd_sn: CmdSn(itt),
-        exp_stat_sn: StatSn(0),
-        cdb,
-        total_ahs_length: 0,
-        data_segment_length: immediate,
-    }
-    .emit()
-}
-
-fn write(itt: u32, bytes: u32, immediate: u32) -> [u8; BHS_LENGTH] {
-    scsi(itt, 0x2a, bytes, immediate, true)
-}
-
-fn read(itt: u32, bytes: u32) -> [u8; BHS_LENGTH] {
-    scsi(itt, 0x28, bytes, 0, true)
-}
-
-fn r2t(itt: u32, offset: u32, bytes: u32) -> [u8; BHS_LENGTH] {
-    R2t {
-        lun: 0,
-        itt: Itt(itt),
-        ttt: Ttt(7),
-        stat_sn: StatSn(0),
-        exp_cmd_sn: CmdSn(itt),
-        max_cmd_sn: CmdSn(itt + 9),
-        r2t_sn: DataSn(0),
-        buffer_offset: offset,
-        desired_data_transfer_length: bytes,
-    }
-    .emit()
-}
-
-fn data_out(itt: u32, ttt: u32, offset: u32, bytes: u32, is_final: bool) -> [u8; BHS_LENGTH] {
-    DataOut {
-        is_final,
-        lun: 0,
-        itt: Itt(itt),
-        ttt: Ttt(ttt),
-        exp_stat_sn: StatSn(0),
-        data_sn: DataSn(0),
-        buffer_offset: offset,
-        data_segment_length: bytes,
-    }
-    .emit()
-}
-
-fn data_in(itt: u32, offset: u32, bytes: u32, status: Option<u8>) -> [u8; BHS_LENGTH] {
-    DataIn {
-        is_final: status.is_some(),
-        acknowledge: false,
-        status,
-        lun: 0,
-        itt: Itt(itt),
-        ttt: Ttt::RESERVED,
-        stat_sn: StatSn(0),
-        exp_cmd_sn: CmdSn(itt),
-        max_cmd_sn: CmdSn(itt + 9),
-        data_sn: DataSn(0),
-        buffer_offset: offset,
-        residual: Residual::None,
-        data_segment_length: bytes,
-    }
-    .emit()
-}
-
-fn response(itt: u32, status: u8, residual: Residual) -> [u8; BHS_LENGTH] {
-    ScsiResponse {
-        response: ServiceResponse::Completed,
-        status,
-        itt: Itt(itt),
-        snack_tag: 0,
-        stat_sn: StatSn(0),
-        exp_cmd_sn: CmdSn(itt + 1),
-        max_cmd_sn: CmdSn(itt + 9),
-        exp_data_sn: DataSn(0),
-        bidi_residual: Residual::None,
-        residual,
-        data_segment_length: 0,
-    }
-    .emit()
-}
-
-fn good(itt: u32) -> [u8; BHS_LENGTH] {
-    response(itt, 0, Residual::None)
-}
-
 /// A write of 24 KiB at the initiator's vantage, RTT 10 ms, target 2 ms: 8 KiB immediate, then two R2Ts.
 #[test]
 fn a_write_with_immediate_data_and_two_r2ts() {
@@ -210,7 +112,7 @@ fn a_write_with_immediate_data_and_two_r2ts() {
     assert_eq!((standing.awaiting_response, standing.permitted_bytes), (1, 0));
     wire.pdu(38 * MS, Target, good(1));
     assert_eq!(wire.standing().outstanding, 0);
-    assert_eq!(wire.standing().command_window, Some(9));
+    assert_eq!(wire.standing().command_window, Some(99));
     wire.pdu(39 * MS, Initiator, write(2, 512, 512));
     let (commands, counts) = wire.finish();
     let [command] = commands.as_slice() else { panic!("{commands:?}") };

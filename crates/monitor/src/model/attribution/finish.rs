@@ -268,3 +268,71 @@ fn caps(lane: &Lane) -> Caps {
         ..Caps::default()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::stops::Stop;
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+    const MSS: u64 = 1448;
+
+    /// A sender whose bytes in flight at stops, in segments, are these; an acknowledgement lets each go on.
+    fn lane(to_sender_ns: u64, segments: [u64; 4], reaction_ns: u64) -> Lane {
+        let mut lane = Lane::new(Side::Initiator);
+        lane.set_distances(to_sender_ns, 20 * MS);
+        (lane.counters.mss, lane.counters.data_packets) = (MSS, 10_000);
+        for in_flight in segments.map(|segments| segments * MSS) {
+            let stop = Stop {
+                wait_ns: MS,
+                in_flight,
+                freed: MSS,
+                acks: 1,
+                reaction_ns: Some(reaction_ns),
+                gap_ns: MS,
+                acks_min: 2,
+                is_first_unused: false,
+                is_full: true,
+            };
+            lane.stops.add(stop, MS);
+        }
+        lane
+    }
+
+    /// Falls of what is in flight, without loss and without marks of the network, are those of the sender's own device:
+    /// its queueing discipline drops, and TCP learns that at once. At the sender a device shows by late reactions, too.
+    #[test]
+    fn a_sawtooth_without_loss_is_the_senders_device_from_everywhere() {
+        const GROWING: [u64; 4] = [40, 60, 80, 100];
+        const AWAY: u64 = 20 * MS;
+        let late = WOKEN_NS + 1;
+        for (place, segments, reaction_ns, reductions, echoes, expected) in [
+            (AWAY, GROWING, 0, 1, 0, Cause::LocalDevice),
+            (AWAY, GROWING, late, 1, 0, Cause::LocalDevice),
+            (0, GROWING, late, 1, 0, Cause::LocalDevice),
+            // The kernel itself goes on at once: nothing between it and the network.
+            (0, GROWING, 0, 1, 0, Cause::Congestion),
+            // The network marks, nothing falls, and a fixed cap.
+            (AWAY, GROWING, 0, 1, 1, Cause::Congestion),
+            (AWAY, GROWING, 0, 0, 0, Cause::Congestion),
+            (AWAY, [100; 4], 0, 1, 0, Cause::Congestion),
+        ] {
+            let mut lane = lane(place, segments, reaction_ns);
+            (lane.counters.reductions, lane.counters.echoes) = (reductions, echoes);
+            let found = window_cause(&lane);
+            assert_eq!(found, expected, "{place} {segments:?} {reaction_ns} {reductions} {echoes}");
+        }
+    }
+
+    /// From elsewhere the device is named with the congestion window as a candidate.
+    #[test]
+    fn a_device_away_from_the_sender_is_doubted() {
+        for (place, is_doubted) in [(0, false), (20 * MS, true)] {
+            let mut books = Books { waits: Seconds::default(), alternatives: Seconds::default() };
+            let lane = lane(place, [40, 60, 80, 100], 0);
+            window_wait(&lane, &mut books, Cause::LocalDevice, MS as f64);
+            let found = (books.waits[Cause::LocalDevice], books.alternatives[Cause::Congestion]);
+            assert_eq!((found.0, found.1 > 0.0), (0.001, is_doubted), "{place}");
+        }
+    }
+}

@@ -1,6 +1,5 @@
 //! Verdicts of loads whose limit is known by construction.
 
-mod headers;
 mod matrix;
 mod paper;
 mod predict;

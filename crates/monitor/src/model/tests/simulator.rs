@@ -3,10 +3,10 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 
-use iscsi::wire::BHS_LENGTH;
+use iscsi::wire::{BHS_LENGTH, Bhs, Opcode};
 
-use super::headers;
 use crate::event::{Ack, Distances, Event, Kind, Order, PduEnd, PduStart, Segment, Side};
+use crate::pdus;
 
 pub(super) const MSS: u64 = 1448;
 const FRAME: u64 = 10 * MSS;
@@ -237,7 +237,13 @@ impl Simulator {
         let (itt, block) = (self.itt, self.spec.block);
         let unsolicited = if self.spec.is_read { 0 } else { self.spec.unsolicited.min(block) };
         self.tasks.insert(itt, Task { granted: unsolicited, queued: unsolicited, arrived: 0 });
-        let header = headers::command(itt, !self.spec.is_read, block, unsolicited);
+        let header = pdus::scsi(
+            itt,
+            if self.spec.is_read { 0x88 } else { 0x8a },
+            block as u32,
+            unsolicited as u32,
+            true,
+        );
         if self.spec.is_read {
             self.small(header);
         } else {
@@ -276,13 +282,13 @@ impl Simulator {
 
     fn on_small(&mut self, index: usize) {
         let header = self.smalls[index];
-        let itt = headers::itt(&header);
+        let itt = Bhs(&header).itt().0;
         if self.spec.is_read {
             self.push(self.now + self.spec.target_ns + self.jitter(), Step::Serve(itt));
-        } else if headers::is_r2t(&header) {
+        } else if Bhs(&header).opcode() == Ok(Opcode::R2t) {
             let bytes = self.spec.r2t.min(self.spec.block - self.tasks[&itt].queued);
             self.tasks.get_mut(&itt).unwrap().queued += bytes;
-            self.enqueue(headers::data_out(itt, bytes), bytes, itt);
+            self.enqueue(pdus::data_out(itt, 7, 0, bytes as u32, true), bytes, itt);
         } else {
             self.tasks.remove(&itt);
             self.push(self.now + self.spec.think_ns + self.jitter(), Step::Begin);
@@ -291,7 +297,7 @@ impl Simulator {
 
     fn serve(&mut self, itt: u32) {
         let block = self.spec.block;
-        self.enqueue(headers::data_in(itt, block), block, itt);
+        self.enqueue(pdus::data_in(itt, 0, block as u32, Some(0)), block, itt);
     }
 
     /// Whether the cap lets `bytes` more out.
@@ -440,9 +446,9 @@ impl Simulator {
         if task.granted < block {
             let bytes = r2t.min(block - task.granted);
             task.granted += bytes;
-            self.small(headers::r2t(itt, bytes));
+            self.small(pdus::r2t(itt, 0, bytes as u32));
         } else {
-            self.small(headers::response(itt));
+            self.small(pdus::good(itt));
         }
     }
 

@@ -202,3 +202,60 @@ impl Lane {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    /// A pause of 30 ms on a path of 20 ms, in which the headers of PDUs were not seen.
+    fn resume() -> Resume {
+        let mut parts = Parts::default();
+        parts.add(Part::Unframed, 20 * MS);
+        parts.add(Part::UnframedLate, 10 * MS);
+        Resume {
+            frame: 1,
+            at_ns: 100 * MS,
+            bytes: 1448,
+            mss: 1448,
+            parts,
+            last_part: Part::UnframedLate,
+            stopped_ns: 70 * MS,
+            in_flight_stopped: 0,
+            freed: 0,
+            acks: 0,
+            ack_ns: None,
+            first_ack_ns: None,
+            answer_ns: None,
+            is_by_r2t: false,
+            is_empty: true,
+            is_repeated: false,
+            is_local: false,
+            starts_command: false,
+            starts_pdu: true,
+        }
+    }
+
+    /// Data that is no command answers the R2T that came in the pause, also of a program that takes 9 ms for it.
+    #[test]
+    fn data_long_after_an_r2t_was_waiting_for_it() {
+        let (soon, late) = (Some(100 * MS - 100_000), Some(91 * MS));
+        for (answer_ns, is_by_r2t, starts_command, expected) in [
+            (soon, true, false, [20, 10, 0, 0]),
+            (late, true, false, [20, 10, 0, 0]),
+            // A command needs no R2T; a response is none.
+            (late, true, true, [0, 0, 0, 30]),
+            (late, false, false, [0, 0, 0, 30]),
+            (soon, false, false, [0, 0, 20, 0]),
+        ] {
+            let mut lane = Lane::new(Side::Initiator);
+            lane.set_distances(0, 20 * MS);
+            lane.resume = Some(Resume { answer_ns, is_by_r2t, starts_command, ..resume() });
+            lane.settle(2);
+            let found = [Part::R2t, Part::R2tTarget, Part::SentFull, Part::IdleLess];
+            let found = found.map(|part| lane.totals.of(part) / MS);
+            assert_eq!(found, expected, "{answer_ns:?}, by R2T {is_by_r2t}, command {starts_command}");
+        }
+    }
+}
