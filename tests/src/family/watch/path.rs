@@ -21,6 +21,11 @@ const BITS_PER_S: f64 = 800e6;
 const SMALL: &str = "4096 65536 262144";
 const AMPLE: &str = "4096 131072 33554432";
 const BYTES: u64 = 24 << 20;
+/// Cap of a buffer that this path exceeds, and that the kernel's growth reaches.
+const SHORT: &str = "4096 65536 2621440";
+/// A copy that is predicted, and how far from the truth the prediction may be.
+const PREDICTED_BYTES: u64 = 512 << 20;
+const PREDICTED_WITHIN: f64 = 0.1;
 /// A copy that lasts longer than a case.
 const LONG_BYTES: u64 = 1 << 30;
 
@@ -150,6 +155,74 @@ fn copy_with_a_rate_blames_nothing(context: &Context, place: &Place) -> Result<(
     demand!(sentence.contains("the rate that it was given, not by this connection"), "{sentence}")
 }
 
+/// The path of the end of that name in the object of a copy.
+fn path_of<'a>(object: &'a Value, end: &str) -> Result<&'a Value> {
+    let paths = object["path"].as_array().context("no path")?;
+    paths.iter().find(|path| path["end"] == end).with_context(|| object.to_string())
+}
+
+fn copy_shows_its_path(context: &Context, place: &Place) -> Result<()> {
+    place.buffers(AMPLE, AMPLE)?;
+    let mut command = place.ours(context);
+    command.args(["copy", &format!("pattern:{BYTES}"), &format!("{},congestion=reno", place.url())]);
+    let object = run(command.args(["--force", "--json"]), LIMIT)?.success()?.json()?;
+    let path = path_of(&object, "destination")?;
+    let least = path["rtt_least_ms"].as_f64().context("no round trip")?;
+    ensure!((0.9 * RTT.as_secs_f64() * 1e3..100.0).contains(&least), "{least} ms");
+    // A chunk is longer than what is sent unasked, and one round of R2Ts asks for the rest.
+    ensure!(path["congestion_control"] == "reno" && path["r2t_rounds_max"] == 1, "{path}");
+    let product = (RTT.as_secs_f64() * BITS_PER_S / 8.0) as u64;
+    ensure!(path["in_flight_max_bytes"].as_u64() > Some(product), "{path}");
+    demand!(path["sessions"] == 1 && path["missing"] == Value::Array(Vec::new()), "{path}")
+}
+
+/// Without the right to grow its buffer beyond the system's limit, a copy that needs it says the setting, once.
+fn copy_says_what_is_missing(context: &Context, place: &Place) -> Result<()> {
+    for (setting, side, is_write) in [("tcp_wmem", "destination", true), ("tcp_rmem", "source", false)] {
+        for (name, value) in [("tcp_wmem", AMPLE), ("tcp_rmem", AMPLE), (setting, SHORT)] {
+            place.wan.side(0).sysctl(&format!("net/ipv4/{name}"), value)?;
+        }
+        let mut command = context.command_in(place.dir.path());
+        let network = Surroundings::network(place.wan.side(0).name());
+        Surroundings { without_net_admin: true, ..network }.apply(&mut command);
+        let ends = match is_write {
+            true => [format!("pattern:{}", 8 * BYTES), place.url()],
+            false => [place.url(), format!("null:{LONG_BYTES}")],
+        };
+        command.arg("copy").args(ends).args(["--force", "--sparse", "off", "--size", "192M"]);
+        let output = run(&mut command, LIMIT)?.success()?;
+        let line = format!("network of the {side}: ");
+        ensure!(output.stdout.matches(&line).count() == 1, "{}", output.stdout);
+        let advice = format!("sysctl -w net.ipv4.{setting}='4096 ");
+        ensure!(output.stdout.matches(&advice).count() == 1, "{}", output.stdout);
+    }
+    Ok(())
+}
+
+/// `bench path` predicts what a copy then takes, from the start of the process to its end.
+fn bench_predicts_a_copy(context: &Context, place: &Place) -> Result<()> {
+    place.wan.side(0).sysctl("net/ipv4/tcp_rmem", AMPLE)?;
+    place.buffers(AMPLE, AMPLE)?;
+    let (bytes, null) = (PREDICTED_BYTES.to_string(), format!("null:{LONG_BYTES}"));
+    let pattern = format!("pattern:{PREDICTED_BYTES}");
+    for (options, ends) in
+        [(&["--write", "--destroy"][..], [&*pattern, &place.url()]), (&[], [&*place.url(), &null])]
+    {
+        let mut command = place.ours(context);
+        command.args(["bench", "path", &place.url(), "--block-size", "4K", "--operations", "20"]);
+        let output = run(command.args(["--size", &bytes, "--json"]).args(options), LIMIT)?.success()?;
+        let object = output.json()?;
+        Schema::load("bench-path")?.check(&object)?;
+        let predicted = object["copy"]["seconds"].as_f64().context("no prediction")?;
+        let mut command = place.ours(context);
+        command.arg("copy").args(ends).args(["--force", "--sparse", "off", "--size", &bytes, "--json"]);
+        let copied = run(&mut command, LIMIT)?.success()?;
+        let error = predicted / copied.seconds - 1.0;
+        ensure!(error.abs() < PREDICTED_WITHIN, "{predicted} s, then {} s: {object}", copied.seconds);
+    }
+    Ok(())
+}
+
 /// Sizes of the initiator's send buffer, in the order of time.
 fn sizes(output: &Output) -> Result<Vec<u64>> {
     let all = objects(output)?;
@@ -229,6 +302,9 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) {
         ("path/copy-names-the-send-buffer", copy_names_the_send_buffer),
         ("path/copy-names-the-window", copy_names_the_window),
         ("path/copy-with-a-rate", copy_with_a_rate_blames_nothing),
+        ("path/copy-shows-its-path", copy_shows_its_path),
+        ("path/copy-says-what-is-missing", copy_says_what_is_missing),
+        ("path/bench-predicts-a-copy", bench_predicts_a_copy),
         ("path/tune-qemu", tunes_qemu),
         ("path/tune-ours", tunes_ours),
         ("path/tune-without-rights", tune_without_rights),
