@@ -302,7 +302,12 @@ impl Forecast {
                 units::duration(self.setup),
                 units::duration(seconds(self.ramp)),
                 units::rate(self.rate),
-                if self.is_steady { "" } else { ", not steady yet" },
+                match (report.sessions, self.is_steady) {
+                    (..=1, true) => String::new(),
+                    (..=1, false) => ", not steady yet".to_owned(),
+                    (sessions, true) => format!(" in {sessions} sessions"),
+                    (sessions, false) => format!(" in {sessions} sessions, not steady yet"),
+                },
             ),
         ];
         lines.extend(report.missing());

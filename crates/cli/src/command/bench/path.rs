@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use block::remote::Links;
 use block::{Location, Medium, OpenOptions};
 use host::Kernel;
 use io::Io;
@@ -166,9 +167,12 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     for (block, depth) in shapes {
         rows.push(measure(context, args, &mut io, &named, &medium, block, depth)?);
     }
-    let forecast = match args.predicted() {
+    let forecast = match args.predicted().filter(|_| named.is_iscsi()) {
         None => None,
         Some(bytes) => {
+            // As many sessions as `copy` has.
+            let named = named.clone().with_sessions(Links::Auto);
+            let medium = named.open(context, &options)?;
             let range_bytes = args.range.unwrap_or(RANGE_DEFAULT_MAX);
             let (write, time_min) = (args.write, args.seconds);
             let question = Question { named: &named, medium: &medium, write, bytes, range_bytes, time_min };
