@@ -1,6 +1,7 @@
 //! `path` in JSON: the path to a remote end, as its driver and the kernel know it.
 
 use block::{Endpoint, PathReport};
+use io::SocketBuffer;
 use serde_json::{Value, json};
 
 use crate::units;
@@ -32,6 +33,12 @@ impl EndPath {
         })
     }
 
+    /// Whether the receive buffer is beyond what the system grows it to.
+    pub fn is_receive_buffer_forced(&self) -> bool {
+        let most = SocketBuffer::Receive.bytes_max();
+        most.is_some_and(|most| self.report.connection.receive_buffer_bytes > most)
+    }
+
     /// `limit`: what limited the connection, as the verdict of its samples names it.
     pub fn object(&self, limit: Option<&str>) -> Value {
         let Self { report, .. } = self;
@@ -52,6 +59,7 @@ impl EndPath {
             "send_buffer_bytes": path.buffer_bytes,
             "send_buffer_forced": report.is_send_buffer_forced,
             "receive_buffer_bytes": path.receive_buffer_bytes,
+            "receive_buffer_forced": self.is_receive_buffer_forced(),
             "congestion_control": report.congestion_control,
             "retransmitted_packets": path.retransmitted,
             "out_of_order_packets": path.out_of_order,

@@ -259,16 +259,13 @@ impl Forecast {
     pub(super) fn lines(&self) -> Vec<String> {
         let report = &self.path.report;
         let (seconds, path) = (Duration::from_secs_f64, &report.connection);
-        let cap = |buffer: io::SocketBuffer| {
-            buffer
-                .bytes_max()
-                .map_or_else(String::new, |bytes| format!(" of at most {}", units::bytes(bytes)))
+        let cap = |buffer: io::SocketBuffer, is_forced: bool| match buffer.bytes_max() {
+            Some(bytes) if !is_forced => format!(" of at most {}", units::bytes(bytes)),
+            Some(_) => " (beyond the sysctl)".to_owned(),
+            None => String::new(),
         };
-        let forced = if report.is_send_buffer_forced {
-            " (beyond tcp_wmem)".to_owned()
-        } else {
-            cap(io::SocketBuffer::Send)
-        };
+        let send_cap = cap(io::SocketBuffer::Send, report.is_send_buffer_forced);
+        let receive_cap = cap(io::SocketBuffer::Receive, self.path.is_receive_buffer_forced());
         let key = |name: &str, bytes: Option<u64>| Some(format!("{name} {}", units::bytes(bytes?)));
         let keys = [
             key("FirstBurstLength", self.path.first_burst_bytes),
@@ -287,10 +284,9 @@ impl Forecast {
                 self.setup_words(),
             ),
             format!(
-                "limits: send buffer {}{forced}, receive buffer {}{}, {}; target: {}",
+                "limits: send buffer {}{send_cap}, receive buffer {}{receive_cap}, {}; target: {}",
                 units::bytes(path.buffer_bytes),
                 units::bytes(path.receive_buffer_bytes),
-                cap(io::SocketBuffer::Receive),
                 report.congestion_control.as_deref().unwrap_or("congestion control unknown"),
                 keys.into_iter().flatten().collect::<Vec<_>>().join(", "),
             ),
