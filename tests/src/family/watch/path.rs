@@ -99,7 +99,9 @@ impl Place {
 
     fn our_copy(&self, context: &Context) -> Result<Running> {
         let mut command = self.ours(context);
-        command.args(["copy", &format!("pattern:{LONG_BYTES}"), &self.url(), "--force", "--quiet"]);
+        // The sizes of one socket are followed.
+        let source = format!("pattern:{LONG_BYTES}");
+        command.args(["copy", &source, &self.url(), "--force", "--quiet", "--connections", "1"]);
         let running = Running::start(&mut command)?;
         std::thread::sleep(Duration::from_secs(2));
         Ok(running)
