@@ -42,7 +42,11 @@ impl Place {
         let options = Options::new(settings).ipv4("tcp_congestion_control", "cubic");
         let wan = Wan::start(&options.ipv4("tcp_wmem", AMPLE).ipv4("tcp_rmem", AMPLE))?;
         let dir = scratch()?;
-        let mut command = context.command_in(dir.path());
+        // With CAP_NET_ADMIN the target's receive buffers would follow the path, whatever `tcp_rmem` is.
+        let mut command = program("setpriv")?;
+        command.args(["--bounding-set", "-net_admin", "--inh-caps", "-net_admin"]).arg(&context.hikyaku);
+        let ours = context.command_in(dir.path());
+        command.envs(ours.get_envs().filter_map(|(name, value)| Some((name, value?))));
         Surroundings::network(wan.side(1).name()).apply(&mut command);
         command.args(["serve", &format!("mem:{LONG_BYTES}"), "--listen", &format!("{}:3260", ADDRESSES[1])]);
         let server = Server::start(command.args(["--seal", "off"]), 1)?;
