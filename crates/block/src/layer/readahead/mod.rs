@@ -104,9 +104,10 @@ struct Shared {
     counters: Counters,
 }
 
-/// Bytes.
+/// Bytes, of all threads.
 #[derive(Debug, Default)]
 struct Counters {
+    /// That have arrived.
     ahead: AtomicU64,
     used: AtomicU64,
     dropped: AtomicU64,
@@ -119,6 +120,16 @@ impl Shared {
 
     fn ledger(&self) -> MutexGuard<'_, Ledger> {
         self.ledger.lock().expect("no panic while locked")
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let Counters { ahead, used, dropped } = &self.counters;
+        let [ahead, used, dropped] = [ahead, used, dropped].map(|count| count.load(Ordering::Relaxed));
+        if ahead > 0 {
+            tracing::debug!(bytes = ahead, used, dropped, "read ahead");
+        }
     }
 }
 
