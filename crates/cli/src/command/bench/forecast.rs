@@ -188,13 +188,15 @@ fn measure(
     // Zeroes, too, are moved: a copy of data is what is predicted.
     let plan = Plan { size: Some(range), sparse: false, allow_block_size: true, ..Plan::default() };
     let (mut curve, mut round_trips) = (Curve::default(), Vec::new());
-    let began = Instant::now();
+    let (began, mut is_over) = (Instant::now(), false);
     let mut observer = |now: &Progress| {
-        if now.phase == Phase::Copy {
+        // Once no more requests begin, those in flight end faster than others followed them.
+        if now.phase == Phase::Copy && !is_over {
             curve.push(began.elapsed().as_secs_f64(), now.data_bytes);
             round_trips.extend(tap.as_ref().and_then(Tap::socket).and_then(|socket| io::path(&socket)));
         }
-        if context.stop.is_requested() || is_enough(&curve) { Control::Stop } else { Control::Continue }
+        is_over |= context.stop.is_requested() || is_enough(&curve);
+        if is_over { Control::Stop } else { Control::Continue }
     };
     let result = if write {
         mover::copy(io, &mut *other, endpoint, &plan, &mut observer)
