@@ -14,7 +14,7 @@ const SMALL_BYTES: u64 = 64 << 10;
 const REPS: usize = 3;
 /// Time that a copy by a peer may take: peers that are slow copy less.
 const PEER_TIME: Duration = Duration::from_secs(10);
-const PEER_TIME_QUICK: Duration = Duration::from_secs(2);
+const PEER_TIME_QUICK: Duration = Duration::from_millis(2500);
 /// Bytes of a request of `qemu-img convert`, and of an R2T of libiscsi.
 const REQUEST_BYTES: u64 = 2 << 20;
 const R2T_BYTES: u64 = 256 << 10;
@@ -249,10 +249,10 @@ mod tests {
             (Who::Socket, Way::Write, 200, 256),
             (Who::Ours(Ours::Sealed), Way::Read, 0, 256),
             (default, Way::Write, 0, 256),
-            (default, Way::Write, 50, 10),
+            (default, Way::Write, 50, 12),
             (default, Way::Write, 200, 8),
-            (default, Way::Read, 200, 28),
-            (tuned, Way::Write, 200, 28),
+            (default, Way::Read, 200, 34),
+            (tuned, Way::Write, 200, 34),
         ] {
             assert_eq!(bytes(who, way, ms), mib, "{who:?} {way:?} {ms} ms");
         }
