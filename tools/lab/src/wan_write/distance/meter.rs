@@ -3,6 +3,8 @@
 use std::process::Child;
 use std::time::{Duration, Instant};
 
+use serde_json::Value;
+
 use crate::wan::{Counters, Line};
 use crate::{Attempted, LabError};
 
@@ -16,7 +18,7 @@ const LIMIT: Duration = Duration::from_secs(300);
 const STEADY: [f64; 2] = [0.5, 0.95];
 
 /// What one process took.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Took {
     /// From start to exit.
     pub(super) seconds: f64,
@@ -28,6 +30,8 @@ pub(super) struct Took {
     pub(super) tail_drops: u64,
     /// Whether the emulator lost something by itself.
     pub(super) is_invalid: bool,
+    /// What `hikyaku copy --json` says of its path.
+    pub(super) path: Option<Value>,
 }
 
 /// Waits for the exit of `child`, whose data comes from `side` of the path. Kills it if `is_stopped` or after [`LIMIT`].
@@ -68,6 +72,7 @@ pub(super) fn measure(
         late_us,
         tail_drops: sum(|counters| counters.tail_drops),
         is_invalid: sum(|counters| counters.overflows + counters.refused) > 0,
+        path: None,
     };
     Ok((took, status.success()))
 }

@@ -90,10 +90,10 @@ impl Program {
         command
     }
 
-    /// A copy of the first `bytes`.
+    /// A copy of the first `bytes`, whose output is JSON.
     pub(super) fn copy(&self, how: Ours, from: &str, to: &str, bytes: u64) -> Command {
         let mut command = self.command(how);
-        command.args(["copy", "--quiet", "--force", "--size", &bytes.to_string(), from, to]);
+        command.args(["copy", "--quiet", "--json", "--force", "--size", &bytes.to_string(), from, to]);
         command
     }
 

@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use serde_json::Value;
+
 use super::super::peers::{self, Tgt, Tuning};
 use super::super::plan::RATE;
 use super::super::writer::Ready;
@@ -151,7 +153,9 @@ impl<'a> Place<'a> {
     ) -> Result<Took, LabError> {
         let errors = self.files.at("stderr");
         let stderr = File::create(&errors).attempted(&format!("make {}", errors.display()))?;
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr);
+        let output = self.files.at("stdout");
+        let stdout = File::create(&output).attempted(&format!("make {}", output.display()))?;
+        command.stdin(Stdio::null()).stdout(stdout).stderr(stderr);
         let line = self.wan.line();
         line.reset_counters();
         let begun = Instant::now();
@@ -159,7 +163,10 @@ impl<'a> Place<'a> {
         let mut child = spawned.attempted(&row.name())?;
         let (took, is_good) = measure(line, row.way.data_side(), bytes, begun, &mut child, is_stopped)?;
         if is_good {
-            return Ok(took);
+            // Only our copies print JSON.
+            let text = std::fs::read_to_string(&output).unwrap_or_default();
+            let object: Option<Value> = text.lines().last().and_then(|line| serde_json::from_str(line).ok());
+            return Ok(Took { path: object.and_then(|object| object.get("path").cloned()), ..took });
         }
         let complaint = std::fs::read_to_string(&errors).unwrap_or_default();
         Err(LabError::new(row.name(), &complaint.trim()))

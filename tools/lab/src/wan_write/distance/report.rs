@@ -12,8 +12,10 @@ use crate::stats::{Spread, distinct, rounded, short, size};
 use crate::table::{Series, Table};
 
 impl Cell {
+    /// `None` for a copy that ends before its rate is steady.
     fn steady(&self) -> Option<Spread> {
-        Spread::of(self.took.iter().filter_map(|took| took.steady_mb_per_s))
+        let is_small = self.row.who == Who::Ours(Ours::Small);
+        Spread::of(self.took.iter().filter(|_| !is_small).filter_map(|took| took.steady_mb_per_s))
     }
 
     fn seconds(&self) -> Option<Spread> {
@@ -42,6 +44,7 @@ impl Cell {
             "max_late_us": rounded(self.late_us()),
             "tail_drops": self.took.iter().map(|took| took.tail_drops).max(),
             "valid": !self.is_invalid(),
+            "path": self.took.last().and_then(|took| took.path.clone()),
         })
     }
 
