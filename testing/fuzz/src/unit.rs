@@ -54,6 +54,7 @@ pub(crate) fn config(source: &mut Source<'_>) -> UnitConfig {
         target_name: if own_words { text(source) } else { "iqn.2026-11.test:t".into() },
         target_port_group: 1,
         relative_port: 1,
+        sole_writer: source.flag(),
     }
 }
 
