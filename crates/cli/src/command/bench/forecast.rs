@@ -24,9 +24,10 @@ use crate::error::Failure;
 use crate::units;
 
 /// Most time of the measurement.
-const TIME_MAX: Duration = Duration::from_secs(10);
-/// Least length of it in round trips.
-const ROUND_TRIPS_MIN: u32 = 20;
+const TIME_MAX: Duration = Duration::from_secs(15);
+/// Least length of it in round trips: a session with too small a buffer is steady, too, until further ones are tried, which
+/// has taken up to 80.
+const ROUND_TRIPS_MIN: u32 = 80;
 /// Two successive periods with rates that differ by less than this part are steady.
 const STEADY: f64 = 0.03;
 /// Length of such a period: this time and this many round trips at least.
