@@ -24,9 +24,10 @@ use crate::error::Failure;
 use crate::units;
 
 /// Most time of the measurement.
-const TIME_MAX: Duration = Duration::from_secs(10);
-/// Least length of it in round trips.
-const ROUND_TRIPS_MIN: u32 = 20;
+const TIME_MAX: Duration = Duration::from_secs(15);
+/// Least length of it in round trips: a session with too small a buffer is steady, too, until further ones are tried, which
+/// has taken up to 80.
+const ROUND_TRIPS_MIN: u32 = 80;
 /// Two successive periods with rates that differ by less than this part are steady.
 const STEADY: f64 = 0.03;
 /// Length of such a period: this time and this many round trips at least.
@@ -65,20 +66,26 @@ impl Curve {
         if to > from { (self.bytes_at(to) - self.bytes_at(from)) / (to - from) } else { 0.0 }
     }
 
-    /// Whether the rate of the last `period` is that of the period before.
+    /// Whether the rate of the last `period` is that of the period before. Nothing at all is a pause: requests that wait for
+    /// each other's data end together.
     fn is_steady(&self, period: f64) -> bool {
         let (end, _) = self.last();
         if end < 2.0 * period {
             return false;
         }
         let (late, early) = (self.rate(end - period, end), self.rate(end - 2.0 * period, end - period));
-        (late - early).abs() <= STEADY * late
+        late > 0.0 && (late - early).abs() <= STEADY * late
     }
 
-    /// The rate of the last two periods, and the time that was lost before it was reached.
+    /// The rate of the last two periods, of the last half if it is not steady, and the time that was lost before it was
+    /// reached.
     fn rate_and_ramp(&self, period: f64) -> (f64, f64) {
         let (end, bytes) = self.last();
-        let rate = self.rate((end - 2.0 * period).max(0.0), end);
+        let from = if self.is_steady(period) { end - 2.0 * period } else { end / 2.0 };
+        let rate = match self.rate(from, end) {
+            0.0 => self.rate(0.0, end),
+            rate => rate,
+        };
         let ramp = if rate > 0.0 { (end - bytes as f64 / rate).max(0.0) } else { 0.0 };
         (rate, ramp)
     }
@@ -381,5 +388,8 @@ mod tests {
         }
         assert_eq!((curve.bytes_at(1.5), curve.bytes_at(9.0)), (200.0, 300.0));
         assert_eq!(Curve::default().rate_and_ramp(0.6), (0.0, 0.0));
+        curve.push(6.0, 300);
+        assert!(!curve.is_steady(0.6), "a pause");
+        assert_eq!(curve.rate_and_ramp(0.6), (50.0, 0.0));
     }
 }
