@@ -179,6 +179,11 @@ impl<P: Peer> Remote<P> {
         &self.backlog
     }
 
+    /// Bytes received and sent by the present link.
+    pub(super) fn transferred(&self) -> u64 {
+        self.link.as_ref().map_or(0, Link::transferred)
+    }
+
     /// [`Backlog::take_unsent`].
     pub(super) fn take_unsent(&mut self) -> Vec<Request> {
         self.backlog.take_unsent()

@@ -150,6 +150,7 @@ pub(super) struct Far {
     /// The other ends of further links, as they open.
     pub(super) siblings: VecDeque<Rc<RefCell<Far>>>,
     pub(super) path: Option<::io::Path>,
+    answered: u64,
     /// Of the present link's events.
     owner: Option<Owner>,
 }
@@ -206,6 +207,10 @@ impl Link for Wire {
 
     fn log_out(&mut self, _: Duration) {
         self.far.borrow_mut().logged_out += 1;
+    }
+
+    fn transferred(&self) -> u64 {
+        self.far.borrow().answered * STEP_BYTES
     }
 
     fn wants_idle(&mut self) -> bool {
@@ -281,7 +286,8 @@ impl Peer for Script {
                 Report::Ready
             }
             Act::Answer(task, answer) => {
-                self.far.borrow_mut().window += 1;
+                let mut far = self.far.borrow_mut();
+                (far.window, far.answered) = (far.window + 1, far.answered + 1);
                 Report::Ended { task, answer }
             }
             Act::Forget => Report::CacheLost,
