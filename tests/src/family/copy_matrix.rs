@@ -210,6 +210,7 @@ impl Plan {
 const CHOICES: &[(&str, &[&str])] = &[
     ("--chunk", &["64K", "256K", "1M", "4M"]),
     ("--depth", &["1", "3", "32", "auto"]),
+    ("--connections", &["1", "2", "8", "auto"]),
     ("--sparse", &["auto", "off"]),
     ("--since", &["hash"]),
 ];

@@ -49,9 +49,8 @@ pub(super) struct Backlog {
     progress: Duration,
     barren: u32,
     retries: u64,
-    /// Bytes of the reads and writes that have not ended, and of all that have ended well.
+    /// Bytes of the reads and writes that have not ended.
     bytes: u64,
-    bytes_done: u64,
 }
 
 /// Bytes that a request moves over the network.
@@ -74,7 +73,6 @@ impl Backlog {
             barren: 0,
             retries: 0,
             bytes: 0,
-            bytes_done: 0,
         }
     }
 
@@ -170,9 +168,7 @@ impl Backlog {
     ) {
         (self.progress, self.barren) = (now, 0);
         let work = self.works.remove(key);
-        let bytes = bytes_of(&work.kind);
-        self.bytes -= bytes;
-        self.bytes_done += if result.is_ok() { bytes } else { 0 };
+        self.bytes -= bytes_of(&work.kind);
         done.push(Completion { id: work.id, result });
     }
 
@@ -196,11 +192,6 @@ impl Backlog {
     /// Bytes of the reads and writes that have not ended.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes
-    }
-
-    /// Bytes of the reads and writes that have ended well.
-    pub(super) fn bytes_done(&self) -> u64 {
-        self.bytes_done
     }
 
     /// After a lost connection: all unanswered requests are queued again, in the order of submission.

@@ -139,7 +139,7 @@ impl<P: Peer> Remote<P> {
     pub(super) fn reopen(&mut self, io: &mut Io, peer: P) {
         assert!(self.is_closed() && !self.is_stale, "requests of the former peer may not have ended");
         self.peer = peer;
-        (self.failed, self.refusal, self.expired) = (None, None, None);
+        (self.failed, self.refusal, self.expired, self.last_answer) = (None, None, None, None);
         (self.backoff, self.born) = (Backoff::default(), io.now());
         self.last_failure.clear();
         self.begin(io);
@@ -177,6 +177,11 @@ impl<P: Peer> Remote<P> {
 
     pub(super) fn backlog(&self) -> &Backlog {
         &self.backlog
+    }
+
+    /// Bytes received and sent by the present link.
+    pub(super) fn transferred(&self) -> u64 {
+        self.link.as_ref().map_or(0, Link::transferred)
     }
 
     /// [`Backlog::take_unsent`].

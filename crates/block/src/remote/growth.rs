@@ -32,8 +32,9 @@ const ROUND_TRIP_MIN: Duration = Duration::from_millis(5);
 const WINDOW_ROUNDS: u32 = 4;
 const WINDOW_MIN: Duration = Duration::from_millis(100);
 /// Windows after the links of a trial have begun to serve, until their rate counts: TCP's slow start to 4 MiB takes nine
-/// round trips.
+/// round trips. Then windows until the trial ends.
 const SETTLE_WINDOWS: u32 = 2;
+const TRIAL_WINDOWS: u32 = SETTLE_WINDOWS + 2;
 /// A rate that is higher by this factor than the one of the window before still grows.
 const GROWS: f64 = 1.1;
 /// Requests wait where so many times the bytes are outstanding that the path carries in a round trip.
@@ -49,8 +50,10 @@ const USUAL_BYTES: f64 = (8u64 << 20) as f64;
 const WORTH: f64 = 0.1;
 /// The first trial is for this rate in bytes per second, 1 Gbit/s; the next ones for twice the links.
 const START_RATE: f64 = 125e6;
+/// Windows of which the highest rate counts.
+const RATES: usize = 10;
 /// Time until a trial that has failed is made again; doubles up to the second.
-const PAUSE_MIN: Duration = Duration::from_secs(60);
+const PAUSE_MIN: Duration = Duration::from_secs(15);
 const PAUSE_MAX: Duration = REFUSED_PAUSE;
 /// Time until a server that has refused a link is asked for one again.
 const REFUSED_PAUSE: Duration = Duration::from_secs(600);
@@ -68,7 +71,7 @@ pub(super) struct Sample {
     pub(super) is_congested: bool,
     /// A buffer of this end is known to be too small for the path.
     pub(super) is_short: bool,
-    /// Bytes of the requests that have ended well so far.
+    /// Bytes received and sent on the present links so far.
     pub(super) bytes: u64,
     /// Links that serve.
     pub(super) serving: usize,
@@ -80,11 +83,12 @@ enum Phase {
     Watch {
         rate: f64,
     },
-    /// More than `from` links; one carried `one` bytes per second before.
+    /// More than `from` links; one carried `one` bytes per second before. `best`: the highest rate since they have settled.
     Trial {
         from: usize,
         one: f64,
         windows: u32,
+        best: f64,
     },
     Rest {
         until: Duration,
@@ -105,6 +109,9 @@ pub(super) struct Growth {
     losses: u64,
     lost_at: Option<Duration>,
     round_trip: Duration,
+    /// Bytes per second of the last windows, in no order; `next` is the oldest.
+    rates: [f64; RATES],
+    next: usize,
 }
 
 impl Growth {
@@ -124,11 +131,22 @@ impl Growth {
             losses: 0,
             lost_at: None,
             round_trip: Duration::ZERO,
+            rates: [START_RATE; RATES],
+            next: 0,
         }
     }
 
     pub(super) fn wanted(&self) -> usize {
         self.wanted
+    }
+
+    /// Bytes per second that requests in flight should be enough for.
+    pub(super) fn rate(&self) -> f64 {
+        let of_trial = match self.phase {
+            Phase::Trial { one, .. } => one * self.wanted as f64,
+            Phase::Watch { .. } | Phase::Rest { .. } => 0.0,
+        };
+        self.rates.iter().copied().fold(of_trial, f64::max)
     }
 
     /// The server has refused a link, and has `left` others.
@@ -159,6 +177,11 @@ impl Growth {
             self.lost_at = Some(now);
         }
         self.round_trip = sample.round_trip.unwrap_or_default();
+        // A submitter that pauses proves nothing.
+        if self.is_waiting(rate, least) || rate > self.rate() {
+            self.rates[self.next] = rate;
+            self.next = (self.next + 1) % RATES;
+        }
         match (self.links, self.phase) {
             (_, Phase::Rest { until }) if now < until => {}
             (Links::One, _) => {}
@@ -171,13 +194,11 @@ impl Growth {
                     self.try_more(rate);
                 }
             }
-            (Links::Auto, Phase::Trial { from, one, windows }) => {
-                let is_settled = sample.serving >= self.wanted;
-                let windows = if is_settled { windows + 1 } else { 0 };
-                self.phase = Phase::Trial { from, one, windows };
-                if windows > SETTLE_WINDOWS {
-                    self.judge(now, rate, least);
-                }
+            (Links::Auto, Phase::Trial { from, one, windows, best }) => {
+                let windows = if sample.serving >= self.wanted { windows + 1 } else { 0 };
+                let best = if windows > SETTLE_WINDOWS { best.max(rate) } else { 0.0 };
+                self.phase = Phase::Trial { from, one, windows, best };
+                self.judge(now, self.is_waiting(rate, least));
             }
         }
     }
@@ -202,29 +223,28 @@ impl Growth {
             return;
         }
         let of_start = (START_RATE / one).ceil() as usize;
-        self.phase = Phase::Trial { from: self.wanted, one, windows: 0 };
+        self.phase = Phase::Trial { from: self.wanted, one, windows: 0, best: 0.0 };
         self.wanted = of_start.max(self.wanted * 2).min(LINKS_MAX);
     }
 
-    /// Ends a trial: as many links stay as carry the rate.
-    fn judge(&mut self, now: Duration, rate: f64, least: u64) {
-        let Phase::Trial { from, one, .. } = self.phase else { return };
-        let worth = (rate / one - WORTH).ceil() as usize;
-        if worth <= from && !self.is_waiting(rate, least) {
-            // The submitter pauses, which proves nothing.
+    /// Ends a trial whose result is clear: as many links stay as carry the rate.
+    fn judge(&mut self, now: Duration, is_waiting: bool) {
+        let Phase::Trial { from, one, windows, best } = self.phase else { return };
+        let tried = self.wanted;
+        let worth = ((best / one - WORTH).ceil() as usize).clamp(from, tried);
+        // A submitter that pauses proves nothing.
+        let is_over = windows >= TRIAL_WINDOWS && (is_waiting || worth > from);
+        if worth == tried {
+            self.pause = PAUSE_MIN;
+            self.phase = Phase::Watch { rate: best };
+        } else if is_over {
+            self.wanted = worth;
+            self.phase = Phase::Rest { until: now + self.pause };
+            self.pause = (self.pause * 2).min(PAUSE_MAX);
+        } else {
             return;
         }
-        let tried = self.wanted;
-        self.wanted = worth.clamp(from, tried);
-        tracing::debug!(from, tried, now = self.wanted, rate, one, "links");
-        self.phase = if self.wanted == tried {
-            self.pause = PAUSE_MIN;
-            Phase::Watch { rate }
-        } else {
-            let until = now + self.pause;
-            self.pause = (self.pause * 2).min(PAUSE_MAX);
-            Phase::Rest { until }
-        };
+        tracing::debug!(from, tried, stay = worth, best, one, "links");
     }
 }
 
@@ -354,8 +374,32 @@ mod tests {
         }
         let waits: Vec<usize> = trials.windows(2).map(|pair| (pair[1] - pair[0]) * 4 / 10).collect();
         assert!(waits.len() >= 4 && waits.is_sorted(), "{waits:?} s");
-        assert!((60..70).contains(&waits[0]) && waits.last() <= Some(&610), "{waits:?} s");
-        assert!(counts.iter().filter(|count| **count > 1).count() <= 3 * trials.len(), "each ends soon");
+        assert!((15..19).contains(&waits[0]) && waits.last() <= Some(&610), "{waits:?} s");
+        assert!(counts.iter().filter(|count| **count > 1).count() <= 4 * trials.len(), "each ends soon");
+    }
+
+    #[test]
+    fn bytes_in_flight_follow_the_rate_of_all_links_and_are_enough_for_a_trial() {
+        let mut growth = Growth::new(Links::Auto, Duration::ZERO);
+        let mut sample = Sample {
+            round_trip: Some(MS * 100),
+            round_trip_least: Some(MS * 100),
+            losses: 0,
+            is_congested: false,
+            is_short: false,
+            bytes: 0,
+            serving: 1,
+        };
+        let mut rates = vec![growth.rate()];
+        for window in 1..=RATES as u32 + 4 {
+            sample.bytes += 8_000_000;
+            sample.serving = growth.wanted();
+            growth.on_window(MS * 400 * window, 64 << 20, sample);
+            rates.push(growth.rate());
+        }
+        assert_eq!(rates[0], START_RATE, "until it is measured");
+        assert_eq!(rates[3], 140e6, "seven links, each with the rate of the one");
+        assert_eq!(rates.last(), Some(&20e6), "what was reached");
     }
 
     #[test]

@@ -32,6 +32,11 @@ pub trait Link {
     /// Ends the connection after the submitted commands were sent. The last outcome follows.
     fn log_out(&mut self, now: Duration);
 
+    /// Bytes received and sent so far.
+    fn transferred(&self) -> u64 {
+        0
+    }
+
     /// Whether to call [`Link::on_idle`] in the next idle turn of the loop.
     fn wants_idle(&mut self) -> bool {
         false

@@ -19,8 +19,8 @@ use super::{
     WriteCache, ZERO_BYTES,
 };
 use crate::{
-    Capability, Completion, Endpoint, Identity, IoError, IoErrorKind, Kind, OpenError, PathReport, Request,
-    RequestId, State,
+    Capability, Completion, Direction, Endpoint, Identity, IoError, IoErrorKind, Kind, OpenError, PathReport,
+    Request, RequestId, State,
 };
 
 pub(super) const TIMEOUT: Duration = Duration::from_secs(5);
@@ -150,6 +150,8 @@ pub(super) struct Far {
     /// The other ends of further links, as they open.
     pub(super) siblings: VecDeque<Rc<RefCell<Far>>>,
     pub(super) path: Option<::io::Path>,
+    pub(super) worth: Option<u64>,
+    answered: u64,
     /// Of the present link's events.
     owner: Option<Owner>,
 }
@@ -206,6 +208,10 @@ impl Link for Wire {
 
     fn log_out(&mut self, _: Duration) {
         self.far.borrow_mut().logged_out += 1;
+    }
+
+    fn transferred(&self) -> u64 {
+        self.far.borrow().answered * STEP_BYTES
     }
 
     fn wants_idle(&mut self) -> bool {
@@ -281,7 +287,8 @@ impl Peer for Script {
                 Report::Ready
             }
             Act::Answer(task, answer) => {
-                self.far.borrow_mut().window += 1;
+                let mut far = self.far.borrow_mut();
+                (far.window, far.answered) = (far.window + 1, far.answered + 1);
                 Report::Ended { task, answer }
             }
             Act::Forget => Report::CacheLost,
@@ -364,6 +371,10 @@ impl Peer for Script {
 
     fn capability(&self) -> &Capability {
         &self.capability
+    }
+
+    fn in_flight(&self, _: Direction) -> Option<u64> {
+        self.far.borrow().worth
     }
 
     fn sibling(&self) -> Option<Self> {

@@ -38,6 +38,9 @@ pub struct Several<P: Peer> {
     growth: Growth,
     /// Links that were opened and not given up; as many as are wanted, or soon will be.
     open: usize,
+    /// Bytes worth having in flight on all links, by the rate of their sum: requests complete in lumps, and the sum of the
+    /// links' highest rates is more than the highest of their sum. `None`: one link, or not known.
+    worth: Option<u64>,
     cache: Arc<WriteCache>,
     timeout: Duration,
     is_closing: bool,
@@ -49,7 +52,7 @@ impl<P: Peer> Several<P> {
         let first = Remote::open(io, peer, Arc::clone(&cache), timeout);
         let spare = (1..LINKS_MAX).map(|_| [io.owner(), io.owner()]).collect();
         let growth = Growth::new(links, io.now());
-        Self { links: vec![first], spare, growth, open: 1, cache, timeout, is_closing: false }
+        Self { links: vec![first], spare, growth, open: 1, worth: None, cache, timeout, is_closing: false }
     }
 
     /// The links that get requests.
@@ -175,10 +178,13 @@ impl<P: Peer> Several<P> {
             losses: connections().map(losses).sum(),
             is_congested: connections().any(|path| path.is_congested()),
             is_short: paths.iter().any(|path| path.missing().next().is_some()),
-            bytes: self.links.iter().map(|link| link.backlog().bytes_done()).sum(),
+            bytes: self.links.iter().map(Remote::transferred).sum(),
             serving: self.serving(),
         };
         self.growth.on_window(now, outstanding, sample);
+        let rounds = 1 + paths.iter().map(|path| path.rounds_max).max().unwrap_or(0);
+        let seconds = 2.0 * sample.round_trip.unwrap_or_default().as_secs_f64() * f64::from(rounds);
+        self.worth = (self.open > 1 && seconds > 0.0).then_some((self.growth.rate() * seconds) as u64);
     }
 }
 
@@ -216,7 +222,8 @@ impl<P: Peer> Endpoint for Several<P> {
     }
 
     fn in_flight(&self, direction: Direction) -> Option<u64> {
-        self.wanted().iter().filter_map(|link| link.in_flight(direction)).reduce(u64::saturating_add)
+        let links = self.wanted().iter().filter_map(|link| link.in_flight(direction));
+        links.reduce(u64::saturating_add).map(|bytes| bytes.min(self.worth.unwrap_or(bytes)))
     }
 
     fn extent(&mut self, offset: u64) -> Extent {

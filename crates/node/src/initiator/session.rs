@@ -521,6 +521,11 @@ impl Link for Session {
         self.machine.logout(LogoutReason::CloseSession, now);
     }
 
+    fn transferred(&self) -> u64 {
+        let (received, sent) = self.transferred();
+        received + sent
+    }
+
     fn wants_idle(&mut self) -> bool {
         let State::Up(stream) = &self.state else { return false };
         self.ahead.next(stream, &self.buffers).is_some()

@@ -21,6 +21,7 @@ const KILLS_MIN: usize = 1000;
 /// A control that was not caught runs once more, longer by this factor.
 const CONTROL_FACTOR: u64 = 8;
 
+const SEVERAL_SESSIONS: &[&str] = &["--clients", "2", "--connections", "4"];
 const SCENES: &[Scene] = &[
     Scene { weight: 3, ..KILL },
     Scene { name: "kill-three-clients", arguments: &["--clients", "3"], weight: 3, ..KILL },
@@ -32,6 +33,8 @@ const SCENES: &[Scene] = &[
     Scene { name: "stop-slow", options: ",crash=never,delay=60ms", arguments: TWO_CLIENTS, ..STOP },
     Scene { arguments: TWO_CLIENTS, ..CUT },
     Scene { name: "cut-portable", portable: true, ..CUT },
+    Scene { name: "kill-several-sessions", arguments: SEVERAL_SESSIONS, ..KILL },
+    Scene { name: "cut-several-sessions", arguments: SEVERAL_SESSIONS, ..CUT },
     POWER,
     Scene { name: "power-writethrough", options: ",cache=writethrough", ..POWER },
     Scene { name: "power-portable", portable: true, ..POWER },
@@ -39,6 +42,17 @@ const SCENES: &[Scene] = &[
     Scene { name: "kill-sealed-portable", seal: Some("AEGIS-128X2"), portable: true, ..KILL },
     Scene { name: "cut-sealed", seal: Some("AEGIS-256X4"), arguments: TWO_CLIENTS, ..CUT },
     Scene { name: "cut-sealed-portable", seal: Some("AES-256-GCM"), portable: true, ..CUT },
+    Scene {
+        name: "cut-several-sealed-sessions",
+        seal: Some("AES-256-GCM"),
+        arguments: SEVERAL_SESSIONS,
+        ..CUT
+    },
+    Scene {
+        name: "power-several-sessions",
+        arguments: &["--clients", "2", "--cuts", "--connections", "4"],
+        ..POWER
+    },
     Scene { name: "stop-sealed", seal: Some("AES-256-GCM"), ..STOP },
     Scene { name: "power-sealed", seal: Some("ChaCha20-Poly1305"), ..POWER },
     // Control: losses without an announcement are detected.

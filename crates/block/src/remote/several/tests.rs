@@ -190,6 +190,24 @@ fn far_path() -> io::Path {
 }
 
 #[test]
+fn bytes_in_flight_are_those_of_the_sum_of_all_links() {
+    let mut group = Group::serving(2);
+    for far in &group.fars {
+        let mut far = far.borrow_mut();
+        (far.path, far.worth) = (Some(far_path()), Some(60_000_000));
+    }
+    let in_flight = |group: &Group| group.several.in_flight(crate::Direction::Read);
+    assert_eq!(in_flight(&group), Some(120_000_000), "until a window has ended");
+    for task in 0..2 {
+        group.pass(Duration::from_secs(1));
+        group.read(0);
+        group.turn();
+        group.answer(0, task);
+    }
+    assert_eq!(in_flight(&group), Some(25_000_000), "1 Gbit/s, until the rate is known");
+}
+
+#[test]
 fn links_come_where_requests_wait_and_go_where_they_bring_nothing() {
     let mut group = Group::open(Links::Auto, vec![vec![Act::Up]; 8]);
     for far in &group.fars {

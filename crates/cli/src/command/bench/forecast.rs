@@ -25,6 +25,9 @@ use crate::units;
 
 /// Most time of the measurement.
 const TIME_MAX: Duration = Duration::from_secs(15);
+/// Least length of it over a distance: a congestion control that lost packets in slow start takes seconds to recover.
+const FAR_TIME_MIN: Duration = Duration::from_secs(5);
+const FAR: Duration = Duration::from_millis(1);
 /// Least length of it in round trips: a session with too small a buffer is steady, too, until further ones are tried, which
 /// has taken up to 80.
 const ROUND_TRIPS_MIN: u32 = 80;
@@ -144,7 +147,8 @@ pub(super) fn forecast(
     let idle = fresh.connection.round_trip_least;
     let range = bytes.min(range_bytes).min(endpoint.capability().size_bytes) / GRAIN_BYTES * GRAIN_BYTES;
     let period = PERIOD_MIN.max(idle * PERIOD_ROUND_TRIPS).as_secs_f64();
-    let least = time_min.max(idle * ROUND_TRIPS_MIN).min(TIME_MAX).as_secs_f64();
+    let far_min = if idle >= FAR { FAR_TIME_MIN } else { Duration::ZERO };
+    let least = time_min.max(far_min).max(idle * ROUND_TRIPS_MIN).min(TIME_MAX).as_secs_f64();
     let measured = measure(context, io, named, &mut *endpoint, write, range, |curve| {
         let (end, _) = curve.last();
         end >= TIME_MAX.as_secs_f64() || (end >= least && curve.is_steady(period))
@@ -231,7 +235,7 @@ impl Forecast {
     fn setup_words(&self) -> String {
         let time = units::duration(self.setup);
         // On shorter paths the time is that of the two ends.
-        match self.idle >= Duration::from_millis(1) {
+        match self.idle >= FAR {
             true => format!("{time}, {:.1} round trips", self.setup_round_trips()),
             false => time,
         }
