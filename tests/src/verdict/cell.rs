@@ -8,6 +8,8 @@ use super::View;
 const PAYLOAD_SHARE: f64 = 1448.0 / 1538.0;
 pub(super) const MSS: f64 = 1448.0;
 /// Share of `tcp_wmem` that holds payload on its way; the rest is overhead of the kernel's buffers.
+/// A queue of the sender's device that drops of what is sent at once.
+const SHORT_QUEUE_KIB: u32 = 128;
 pub(super) const SEND_BUFFER_SHARE: f64 = 0.75;
 /// Share of `tcp_rmem` that a receiver offers as its window.
 pub(super) const WINDOW_SHARE: f64 = 0.65;
@@ -240,7 +242,9 @@ impl Setup {
                 Injection::Window(segments) => f64::from(segments) * MSS / rtt,
                 Injection::Loss(share) => 1.2 * MSS / (rtt * share.sqrt()),
                 Injection::Nagle => depth * block / (2.0 * rtt + 0.04),
-                Injection::Bucket { mbit, .. } => mbit * 1e6 / 8.0 * 0.3,
+                Injection::Bucket { mbit, queue_kib } => {
+                    mbit * 1e6 / 8.0 * if queue_kib < SHORT_QUEUE_KIB { 0.3 } else { 1.0 }
+                }
                 Injection::Storage { ms } | Injection::Think { ms } => {
                     depth * block / (rtt + ms / 1e3 + depth * block / self.load.line())
                 }
