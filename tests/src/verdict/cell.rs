@@ -7,9 +7,9 @@ use super::View;
 /// Rate of TCP payload of a path as a share of its bit rate: Ethernet framing and gap, IP and TCP headers.
 const PAYLOAD_SHARE: f64 = 1448.0 / 1538.0;
 pub(super) const MSS: f64 = 1448.0;
-/// Share of `tcp_wmem` that holds payload on its way; the rest is overhead of the kernel's buffers.
-/// A queue of the sender's device that drops of what is sent at once.
+/// Shorter queues of the sender's device drop of what is sent at once.
 const SHORT_QUEUE_KIB: u32 = 128;
+/// Share of `tcp_wmem` that holds payload on its way; the rest is overhead of the kernel's buffers.
 pub(super) const SEND_BUFFER_SHARE: f64 = 0.75;
 /// Share of `tcp_rmem` that a receiver offers as its window.
 pub(super) const WINDOW_SHARE: f64 = 0.65;
