@@ -197,7 +197,6 @@ impl IscsiPeer {
                 scsi::cdb::data_bytes(cdb.as_bytes(), 512).unwrap_or((scsi::cdb::Direction::None, 0));
             let length = (length as u32).min(ANSWER_BYTES);
             let command = command(self.lun, &cdb, command::direction_in(length), length);
-            let command = Command { attribute: query.attribute(), ..command };
             let submitted = io.pool().take(ANSWER_BYTES as usize).and_then(|buffer| {
                 let task = session.submit(command, Some(buffer.clone())).ok()?;
                 Some((task, query, buffer))

@@ -1,7 +1,6 @@
 //! The set-up of a disk: commands that query its properties, as many at a time as possible.
 
 use block::OpenError;
-use iscsi::wire::Attribute;
 use scsi::capacity::Capacity;
 use scsi::cdb::{self, Cdb};
 use scsi::inquiry::{self, BlockLimits, DesignatorId, Provisioning, Standard};
@@ -157,8 +156,9 @@ impl Setup {
     }
 
     /// Whether data acknowledged on an earlier session is still in the cache; `None` until the disk has reported all
-    /// pending unit attentions: [`Query::Ready`] has ended with GOOD. INQUIRY reports none (SPC-4 5.14), and the others
-    /// are ordered behind it.
+    /// pending unit attentions: [`Query::Ready`] has ended with GOOD. INQUIRY reports none (SPC-4 5.14), and
+    /// the others follow it; a target that carries them out first also answers them first. They are no ordered tasks: those
+    /// of tgt wait until the unit is idle, which it never is under another session's load.
     pub(super) fn cache_survived(&self) -> Option<bool> {
         (self.lost || self.is_done(Query::Ready)).then_some(self.kept && !self.lost)
     }
@@ -304,14 +304,6 @@ impl Setup {
 }
 
 impl Query {
-    /// What could report a unit attention in place of TEST UNIT READY waits for that (SAM-5 8.6.3).
-    pub(super) fn attribute(self) -> Attribute {
-        match self {
-            Self::Capacity16 | Self::Capacity10 | Self::Mode6 => Attribute::Ordered,
-            _ => Attribute::Simple,
-        }
-    }
-
     fn cdb(self) -> Cdb {
         let allocation = ANSWER_BYTES as u16;
         match self {
