@@ -20,7 +20,7 @@ pub(crate) type OpId = (LoopId, usize);
 /// Maximum simulated time: a run that takes longer counts as endless.
 const TIME_MAX: Duration = Duration::from_secs(3600);
 /// Maximum number of events: a run with more counts as endless.
-const EVENTS_MAX: u64 = 5_000_000;
+const EVENTS_MAX: u64 = 20_000_000;
 
 #[derive(Debug)]
 pub(crate) enum Due {

@@ -8,9 +8,13 @@ use rand::RngExt;
 use tempfile::TempDir;
 
 use crate::files::{empty_file, patchy_file, random_file, same_file, same_range, size_of};
-use crate::{Cases, Context, Credentials, Disk, Scene, Served, Tgt, scratch};
+use crate::{Cases, Context, Credentials, Disk, Running, Scene, Served, Tgt, scratch};
 
 const LIMIT: Duration = Duration::from_secs(120);
+/// Long enough for a load to begin.
+const UNDER_LOAD: Duration = Duration::from_secs(1);
+/// Less than the 30 s after which a session that is not set up ends.
+const SET_UP_LIMIT: Duration = Duration::from_secs(20);
 
 fn copy(context: &Context, source: &str, destination: &str, more: &[&str]) -> Result<()> {
     let arguments = [&["copy", "--verify", source, destination], more].concat();
@@ -48,6 +52,21 @@ fn there_and_back(context: &Context, index: usize, bytes: u64, seed: u64) -> Res
     same_file(&source, &stored)
 }
 
+/// A second session is set up while the first one always has commands outstanding.
+fn busy_unit(context: &Context) -> Result<()> {
+    let dir = scratch()?;
+    let source = random_file(dir.path().join("source.img"), 16 << 20, context.seed_for("tgt/busy"))?;
+    let served = Served::Tgt(Tgt::serve(&[Disk::file(&source)], None)?);
+    let url = served.url(0).to_string();
+    let mut load = context.command();
+    load.args(["bench", "path", &url, "--block-size", "1M", "--depth", "32", "--seconds", "60"]);
+    let load = Running::start(&mut load)?;
+    std::thread::sleep(UNDER_LOAD);
+    let info = context.ours(&["info", &url], SET_UP_LIMIT);
+    drop(load);
+    info?.success().map(drop)
+}
+
 struct Chap {
     dir: TempDir,
     source: PathBuf,
@@ -76,6 +95,7 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
         });
     }
 
+    cases.check("a-busy-unit-is-set-up", || busy_unit(context));
     let credentials = Credentials::example();
     let mut chap = Scene::new(|| Chap::new(context, &credentials));
     cases.check("chap-round-trip", || {
