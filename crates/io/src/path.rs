@@ -128,6 +128,8 @@ pub(crate) fn settle(socket: &OwnedFd) -> io::Result<()> {
     let is_wide = sockopt::socket_recv_buffer_size(socket)? as u64 >= FAR_BYTES;
     let is_near = of(socket).is_some_and(|path| path.round_trip < NEAR);
     if is_wide && is_near {
+        // An older kernel would keep the small buffer for good: there the large one stays.
+        unlock_buffers(socket)?;
         sockopt::set_socket_recv_buffer_size(socket, FIRST_RECEIVE_BYTES)?;
         unlock_buffers(socket)?;
     }
