@@ -191,6 +191,12 @@ pub fn congestion_control(socket: &OwnedFd) -> Option<String> {
     }
 }
 
+/// Lets a TCP socket that sends by CUBIC or Reno go on with BBR. False: it sends by another one, or the kernel has no BBR,
+/// or reserves it for root; within a [`World`] always.
+pub fn prefer_bbr(socket: &OwnedFd) -> bool {
+    world().is_none() && crate::path::prefer_bbr(socket)
+}
+
 /// Lets the send buffer of a TCP socket hold `bytes`, as the kernel counts them, of which little waits for the congestion
 /// window. Fails without CAP_NET_ADMIN; within a [`World`] nothing happens.
 pub fn force_send_buffer(socket: &OwnedFd, bytes: u64) -> io::Result<()> {

@@ -38,7 +38,7 @@ pub use choice::uring_features;
 pub use event::{Event, Item, Owner, Token};
 pub use host::{
     Listener, Tap, Thread, World, addresses, adopt, check_congestion_control, congestion_control, enter,
-    entropy, force_send_buffer, listen, path, settle, socket, spawn,
+    entropy, force_send_buffer, listen, path, prefer_bbr, settle, socket, spawn,
 };
 pub use path::{Path, SocketBuffer};
 pub use socket::{Incoming, Outgoing, SPANS_PER_RECEIVE};

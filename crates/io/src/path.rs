@@ -33,6 +33,8 @@ pub struct Path {
     /// Bytes that were sent and not acknowledged, and bytes that were not sent.
     pub unacknowledged_bytes: u64,
     pub unsent_bytes: u64,
+    /// Bytes that have reached the peer so far, those behind a gap included; 0: unknown, before Linux 4.18.
+    pub delivered_bytes: u64,
 }
 
 /// Least bytes that the congestion window holds back; fewer may be on their way to the network device.
@@ -45,6 +47,11 @@ impl Path {
         let is_of_peer =
             self.peer_window_bytes > 0 && self.unacknowledged_bytes >= self.peer_window_bytes / 10 * 9;
         self.unsent_bytes >= CONGESTED_BYTES && !is_of_peer
+    }
+
+    /// Whether the path has lost or reordered segments since `before`, an earlier state of this connection.
+    pub fn has_lost_since(&self, before: &Self) -> bool {
+        (self.retransmitted, self.out_of_order) != (before.retransmitted, before.out_of_order)
     }
 }
 
@@ -200,12 +207,19 @@ fn parse(info: &[u8; INFO_BYTES], (send, receive): (u64, u64)) -> Option<Path> {
         out_of_order: word(224),
         unacknowledged_bytes: u64::from(word(24)) * u64::from(word(16)),
         unsent_bytes: word(144).into(),
+        delivered_bytes: u64::from(word(192)) * u64::from(word(16)),
     })
 }
 
 /// Name of the congestion control of a TCP socket.
 pub(crate) fn congestion_control(socket: &OwnedFd) -> Option<String> {
     sockopt::tcp_congestion(socket).ok()
+}
+
+/// See [`crate::host::prefer_bbr`].
+pub(crate) fn prefer_bbr(socket: &OwnedFd) -> bool {
+    let is_loss_based = congestion_control(socket).is_some_and(|name| matches!(&*name, "cubic" | "reno"));
+    is_loss_based && sockopt::set_tcp_congestion(socket, "bbr").is_ok()
 }
 
 /// Sets the congestion control (`TCP_CONGESTION`). The error says what may be chosen here.
@@ -284,6 +298,7 @@ mod tests {
             out_of_order: 224,
             unacknowledged_bytes: 24 * 16,
             unsent_bytes: 144,
+            delivered_bytes: 192 * 16,
         };
         assert_eq!(parse(&info, (1, 2)), Some(path));
         info[148..152].fill(0xff);

@@ -1,23 +1,47 @@
 //! How many bytes are worth having in flight on the path to a target.
 //!
 //! A path of rate R and round-trip time T holds R x T bytes. R is the highest rate of the last [`WINDOWS`] round trips,
-//! as BBR estimates it. Twice as much is worth having: then R can double in each round trip, as TCP's window does in slow
-//! start, and where more bytes only wait longer R does not grow and the bound stays. A write beyond the first burst takes
-//! a round trip for each round of R2Ts before its data travels, and is worth as many times more.
+//! as BBR estimates it. After a loss all that has arrived behind the gap ends at once, up to a round trip after the
+//! repair. So a window with losses lasts until [`WHOLE_ROUNDS`] have none, or for [`LOSSY_ROUNDS`], in which that is no
+//! higher rate. Of writes the kernel knows what has arrived behind a gap (of reads it does not: in a virtual machine it
+//! counts a frame of 64 KiB as one segment).
+//!
+//! Twice as much is worth having: then R can double in each round trip, as TCP's window does in slow start, and where more
+//! bytes only wait longer R does not grow and the bound stays. Where the path loses segments it is three times: a gap
+//! takes a round trip to fill, in which nothing ends. A write beyond the first burst takes a round trip for each round of
+//! R2Ts before its data travels, and is worth as many times more.
+//!
+//! T is the shortest round-trip time of the last [`BASE_WINDOWS`] windows. A longer one is that of a queue, which more
+//! bytes would only lengthen; unless bytes arrive more slowly than they did although all are on the path: then the path
+//! has become longer.
 //!
 //! Until R is known it is [`START_RATE`]: a path is then filled from the first round trip on, whether its target takes
 //! that much or not.
 //!
-//! Pure: the input is when commands begin and end, and the kernel's round-trip time.
+//! Pure: the input is when commands begin and end, and what the kernel knows of the path.
 
 use std::time::Duration;
 
+use io::Path;
 use iscsi::params::Negotiated;
 
 /// Rate of a path that was not measured yet, bytes per second: 1 Gbit/s.
 const START_RATE: f64 = 125e6;
 /// Measured windows of which the highest rate counts.
 const WINDOWS: usize = 10;
+/// Windows after which the round-trip time of a path without queues is taken anew.
+const BASE_WINDOWS: u32 = 64;
+/// Parts of R and T beyond which a path may have become longer, and bytes in flight beyond rate x round-trip time where
+/// some of them wait elsewhere.
+const SLOWER: f64 = 0.9;
+const LONGER: f64 = 1.25;
+const ELSEWHERE: f64 = 1.5;
+/// Bytes worth having in flight, in R x T: on a path without losses, and for so many round trips after one: [`BASE_WINDOWS`].
+const WORTH: f64 = 2.0;
+const WORTH_LOSSY: f64 = 3.0;
+/// Round trips without losses that end a window with losses, and its most round trips.
+const WHOLE_ROUNDS: u32 = 2;
+const LOSSY_ROUNDS: u32 = 8;
 /// Least length of a window, on paths with a shorter round trip.
 const WINDOW_MIN: Duration = Duration::from_millis(20);
 
@@ -34,22 +58,32 @@ pub(super) struct Most {
 #[derive(Debug)]
 pub(super) struct Distance {
     round_trip: Duration,
+    /// The round-trip time without queues, and for how many windows.
+    base: Duration,
+    base_windows: u32,
+    /// Round trips since the last loss.
+    rounds_whole: u32,
     /// Bytes per second of a session that was not measured.
     start_rate: f64,
     /// Bytes per second of the last windows, in no order; `next` is the oldest.
     rates: [f64; WINDOWS],
     next: usize,
-    /// Bytes of each command in flight, by the number of its task.
-    commands: Vec<u32>,
+    /// Bytes of each command in flight, and whether it is a write, by the number of its task.
+    commands: Vec<(u32, bool)>,
     in_flight: u64,
     /// Commands in flight.
     count: u32,
     /// Rates that were measured.
     measured: usize,
     most: Most,
-    /// The present window: its start, the bytes that ended in it, and the fewest that were in flight.
+    /// The present window: its start, when it was last looked at and how often, the bytes of reads and writes that ended in
+    /// it, those that arrived at the peer, and the fewest that were in flight.
     since: Duration,
-    bytes: u64,
+    looked_at: Duration,
+    looks: u32,
+    read: u64,
+    written: u64,
+    delivered: u64,
     least: u64,
     /// Round trips of the last write, the one with its data included.
     write_rounds: u32,
@@ -74,6 +108,9 @@ impl Distance {
     fn starting(now: Duration, most: Most, start_rate: f64) -> Self {
         Self {
             round_trip: Duration::ZERO,
+            base: Duration::ZERO,
+            base_windows: 0,
+            rounds_whole: BASE_WINDOWS,
             start_rate,
             rates: [start_rate; WINDOWS],
             next: 0,
@@ -83,7 +120,11 @@ impl Distance {
             measured: 0,
             most,
             since: now,
-            bytes: 0,
+            looked_at: now,
+            looks: 0,
+            read: 0,
+            written: 0,
+            delivered: 0,
             least: 0,
             write_rounds: 1,
         }
@@ -92,9 +133,9 @@ impl Distance {
     /// A command of `bytes` begins; `write_rounds`: the round trips that it takes, if it is a write.
     pub(super) fn on_submit(&mut self, task: usize, bytes: u32, write_rounds: Option<u32>) {
         if self.commands.len() <= task {
-            self.commands.resize(task + 1, 0);
+            self.commands.resize(task + 1, (0, false));
         }
-        self.commands[task] = bytes;
+        self.commands[task] = (bytes, write_rounds.is_some());
         self.in_flight += u64::from(bytes);
         self.count += 1;
         self.write_rounds = write_rounds.unwrap_or(self.write_rounds);
@@ -107,33 +148,60 @@ impl Distance {
 
     /// A command ends, after so many bytes.
     pub(super) fn on_end(&mut self, task: usize, moved: u32) {
-        let bytes = self.commands.get_mut(task).map_or(0, std::mem::take);
+        let (bytes, is_write) = self.commands.get_mut(task).map_or((0, false), std::mem::take);
         self.in_flight -= u64::from(bytes);
         self.count = self.count.saturating_sub(1);
         self.least = self.least.min(self.in_flight);
-        self.bytes += u64::from(moved);
+        let ended = if is_write { &mut self.written } else { &mut self.read };
+        *ended += u64::from(moved);
     }
 
-    /// Whether the present window ends: [`Self::on_window`] is to be called with the round-trip time.
+    /// Whether a round trip ends: [`Self::on_round`] is to be called.
     pub(super) fn is_due(&self, now: Duration) -> bool {
-        now.saturating_sub(self.since) >= self.round_trip.max(WINDOW_MIN)
+        now.saturating_sub(self.looked_at) >= self.round_trip.max(WINDOW_MIN)
     }
 
-    /// Ends a window. `round_trip`: the kernel's, `None` if unknown.
-    pub(super) fn on_window(&mut self, now: Duration, round_trip: Option<Duration>) {
+    /// Ends a round trip, and the window with it unless something was lost. `paths`: the kernel's state now, and one round
+    /// trip ago, of this connection or an earlier one.
+    pub(super) fn on_round(&mut self, now: Duration, paths: [Option<Path>; 2]) {
         let passed = now.saturating_sub(self.since).as_secs_f64();
+        self.round_trip = paths[0].unwrap_or_default().round_trip;
+        (self.looked_at, self.looks) = (now, self.looks + 1);
+        let mut has_lost = false;
+        if let [Some(path), Some(before)] = paths {
+            has_lost = path.has_lost_since(&before);
+            self.delivered += path.delivered_bytes.saturating_sub(before.delivered_bytes);
+        }
+        self.rounds_whole = if has_lost { 0 } else { self.rounds_whole.saturating_add(1) };
+        if self.rounds_whole < WHOLE_ROUNDS && self.looks < LOSSY_ROUNDS {
+            return;
+        }
+        let written = if self.delivered > 0 { self.delivered } else { self.written };
+        let is_longer = passed > 0.0 && self.measured(self.read.max(written) as f64 / passed);
+        self.base_windows += 1;
+        if is_longer
+            || self.round_trip <= self.base
+            || self.base_windows > BASE_WINDOWS
+            || self.base.is_zero()
+        {
+            (self.base, self.base_windows) = (self.round_trip, 0);
+        }
+        (self.since, self.looks, self.least) = (now, 0, self.in_flight);
+        (self.read, self.written, self.delivered) = (0, 0, 0);
+    }
+
+    /// Notes the rate of a window. Returns whether the path has become longer.
+    fn measured(&mut self, rate: f64) -> bool {
         // With few bytes in flight the submitter was the limit, and the path's rate is at least as high.
         let is_path = self.least >= self.worth(1) / 2;
-        if passed > 0.0 {
-            let rate = self.bytes as f64 / passed;
-            if is_path || rate > self.rate() {
-                self.rates[self.next] = rate;
-                self.next = (self.next + 1) % WINDOWS;
-                self.measured += 1;
-            }
+        let all_on_path = self.least as f64 <= ELSEWHERE * rate * self.round_trip.as_secs_f64();
+        let is_slower = rate < SLOWER * self.rate();
+        if is_path || rate > self.rate() {
+            self.rates[self.next] = rate;
+            self.next = (self.next + 1) % WINDOWS;
+            self.measured += 1;
         }
-        self.round_trip = round_trip.unwrap_or_default();
-        (self.since, self.bytes, self.least) = (now, 0, self.in_flight);
+        is_path && all_on_path && is_slower && self.round_trip > self.base.mul_f64(LONGER)
     }
 
     fn rate(&self) -> f64 {
@@ -155,7 +223,8 @@ impl Distance {
     }
 
     fn worth(&self, rounds: u32) -> u64 {
-        (2.0 * self.rate() * self.round_trip.as_secs_f64() * f64::from(rounds)) as u64
+        let times = if self.rounds_whole < BASE_WINDOWS { WORTH_LOSSY } else { WORTH };
+        (times * self.rate() * self.base.as_secs_f64() * f64::from(rounds)) as u64
     }
 
     /// Bytes worth having in flight in reads.
@@ -190,11 +259,20 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
     const COMMAND: u32 = 1 << 20;
 
+    fn at(round_trip: Duration) -> Path {
+        Path { round_trip, round_trip_least: round_trip, ..Path::default() }
+    }
+
+    /// A round trip without losses.
+    fn round(round_trip: Duration) -> [Option<Path>; 2] {
+        [Some(at(round_trip)); 2]
+    }
+
     /// A path with a round-trip time, a bottleneck with a rate in bytes per second, and a submitter that keeps in flight
     /// what is worth it, at least four commands. Returns the rate of each round trip.
     fn run(round_trip: Duration, rate: f64, rounds: usize, bound: u64) -> Vec<f64> {
         let mut distance = Distance::new(Duration::ZERO, Most::default());
-        distance.on_window(Duration::ZERO, Some(round_trip));
+        distance.on_round(Duration::ZERO, round(round_trip));
         let (mut now, mut free_at) = (Duration::ZERO, 0.0f64);
         let mut flying = std::collections::VecDeque::new();
         let (mut rates, mut task) = (Vec::new(), 0);
@@ -213,7 +291,7 @@ mod tests {
                 distance.on_end(task, COMMAND);
                 bytes += u64::from(COMMAND);
                 if distance.is_due(now) {
-                    distance.on_window(now, Some(round_trip));
+                    distance.on_round(now, round(round_trip));
                 }
             }
             rates.push(bytes as f64 / round_trip.as_secs_f64());
@@ -233,7 +311,7 @@ mod tests {
     #[test]
     fn on_a_slow_path_hardly_more_is_in_flight_than_it_holds() {
         let mut distance = Distance::new(Duration::ZERO, Most::default());
-        distance.on_window(Duration::ZERO, Some(MS * 50));
+        distance.on_round(Duration::ZERO, round(MS * 50));
         assert_eq!(distance.of_reads(), 12_500_000, "until it is measured");
         for window in 1..=20u32 {
             for task in 0..16 {
@@ -241,21 +319,67 @@ mod tests {
             }
             // 1 MiB in a round trip: 21 MB/s.
             distance.on_end(0, COMMAND);
-            distance.on_window(MS * 50 * window, Some(MS * 50));
+            distance.on_round(MS * 50 * window, round(MS * 50));
             distance.in_flight = 16 << 20;
             distance.least = distance.in_flight;
         }
         assert_eq!(distance.of_reads(), 2 << 20);
     }
 
+    /// Round trips of a path, of which the submitter keeps what is worth it in flight; a queue of `queue` bytes precedes the
+    /// bottleneck. Returns the bytes in flight and the rate in each.
+    fn fill(
+        distance: &mut Distance,
+        now: &mut Duration,
+        (round_trip, rate, queue): (Duration, f64, f64),
+        rounds: usize,
+    ) -> Vec<(u64, f64)> {
+        (0..rounds)
+            .map(|_| {
+                let bdp = rate * round_trip.as_secs_f64();
+                let flying = distance.of_reads();
+                (distance.in_flight, distance.least) = (flying, flying);
+                let on_path = (flying as f64).min(bdp + queue);
+                let smoothed = round_trip.mul_f64((on_path / bdp).max(1.0));
+                let reached = on_path / smoothed.as_secs_f64();
+                *now += smoothed;
+                distance.read = (reached * smoothed.as_secs_f64()) as u64;
+                distance.on_round(*now, round(smoothed));
+                (flying, reached)
+            })
+            .collect()
+    }
+
+    #[test]
+    fn a_queue_is_not_filled_further() {
+        let mut distance = Distance::new(Duration::ZERO, Most::default());
+        distance.on_round(Duration::ZERO, round(MS * 200));
+        let mut now = Duration::ZERO;
+        let rounds = fill(&mut distance, &mut now, (MS * 200, 117e6, 1e9), 60);
+        let most = rounds.iter().map(|(bytes, _)| *bytes).max().unwrap();
+        assert!(most <= 50_000_000, "{most} of 2 x 23.4 MB: {rounds:?}");
+        assert!(rounds.iter().all(|(_, rate)| *rate > 116e6), "{rounds:?}");
+    }
+
+    #[test]
+    fn a_path_that_becomes_longer_or_shorter_is_filled_again() {
+        let mut distance = Distance::new(Duration::ZERO, Most::default());
+        distance.on_round(Duration::ZERO, round(MS * 10));
+        let mut now = Duration::ZERO;
+        for round_trip in [10, 200, 10] {
+            let rounds = fill(&mut distance, &mut now, (MS * round_trip, 117e6, 2e6), 40);
+            assert!(rounds[3..].iter().all(|(_, rate)| *rate > 116e6), "{round_trip} ms: {rounds:?}");
+        }
+    }
+
     #[test]
     fn a_submitter_that_pauses_says_nothing_of_the_path() {
         let mut distance = Distance::new(Duration::ZERO, Most::default());
-        distance.on_window(Duration::ZERO, Some(MS * 50));
+        distance.on_round(Duration::ZERO, round(MS * 50));
         for window in 1..=20u32 {
             distance.on_submit(0, 4096, None);
             distance.on_end(0, 4096);
-            distance.on_window(MS * 50 * window, Some(MS * 50));
+            distance.on_round(MS * 50 * window, round(MS * 50));
         }
         assert_eq!(distance.of_reads(), 12_500_000);
     }
@@ -263,7 +387,7 @@ mod tests {
     #[test]
     fn what_a_session_had_most_is_kept_by_the_next() {
         let mut distance = Distance::new(Duration::ZERO, Most::default());
-        distance.on_window(Duration::ZERO, Some(MS * 50));
+        distance.on_round(Duration::ZERO, round(MS * 50));
         assert_eq!(distance.measured_rate(), None);
         for (task, rounds) in [(0, None), (1, Some(1)), (2, Some(3))] {
             distance.on_submit(task, COMMAND, rounds);
@@ -271,8 +395,8 @@ mod tests {
         assert_eq!(distance.commands(), 3);
         (0..3).for_each(|task| distance.on_end(task, COMMAND));
         assert_eq!(distance.commands(), 0);
-        distance.on_window(MS * 10, Some(MS * 50));
-        assert_eq!(distance.measured_rate(), Some(f64::from(3 * COMMAND) / 0.01));
+        distance.on_round(MS * 10, round(MS * 50));
+        assert_eq!(distance.measured_rate(), Some(f64::from(2 * COMMAND) / 0.01), "of the busier direction");
         let most = Most { in_flight: 3 << 20, r2t_rounds: 2 };
         let mut next = Distance::new(MS * 100, distance.most());
         next.on_submit(0, COMMAND, Some(1));
@@ -282,25 +406,69 @@ mod tests {
     #[test]
     fn a_session_beside_another_begins_at_its_rate() {
         let mut distance = Distance::new(Duration::ZERO, Most::default());
-        distance.on_window(Duration::ZERO, Some(MS * 50));
+        distance.on_round(Duration::ZERO, round(MS * 50));
         for window in 1..=20u32 {
             distance.on_submit(0, COMMAND, None);
             distance.on_end(0, COMMAND);
             (distance.in_flight, distance.least) = (16 << 20, 16 << 20);
-            distance.on_window(MS * 50 * window, Some(MS * 50));
+            distance.on_round(MS * 50 * window, round(MS * 50));
         }
         let mut beside = distance.of_sibling().of_next(MS);
-        beside.on_window(MS, Some(MS * 50));
+        beside.on_round(MS, round(MS * 50));
         assert_eq!((distance.of_reads(), beside.of_reads()), (2 << 20, 2 << 20));
         let mut next = distance.of_next(MS);
-        next.on_window(MS, Some(MS * 50));
+        next.on_round(MS, round(MS * 50));
         assert_eq!(next.of_reads(), 12_500_000, "after a loss the path may be another one");
+    }
+
+    #[test]
+    fn what_arrives_behind_a_gap_is_no_higher_rate() {
+        for (lossy, why) in
+            [(2, "a gap for two round trips of three"), (LOSSY_ROUNDS + 1, "losses all the time")]
+        {
+            let mut distance = Distance::new(Duration::ZERO, Most::default());
+            distance.on_round(Duration::ZERO, round(MS * 50));
+            for round in 1..=90u32 {
+                // The path carries 5 MB in each round trip. All of three end when the gap is filled.
+                (0..15).filter(|_| round % 3 == 0).for_each(|_| {
+                    distance.on_submit(0, 1_000_000, None);
+                    distance.on_end(0, 1_000_000);
+                });
+                (distance.in_flight, distance.least) = (16 << 20, 16 << 20);
+                let lost = u32::from(round % 3 != 0 || lossy > 2);
+                let before = at(MS * 50);
+                let path = Path { out_of_order: lost, ..before };
+                distance.on_round(MS * 50 * round, [Some(path), Some(before)]);
+            }
+            assert!(
+                (15_000_000..=18_000_000).contains(&distance.of_reads()),
+                "{why}: {}",
+                distance.of_reads()
+            );
+        }
+    }
+
+    #[test]
+    fn of_writes_what_the_peer_has_received_counts() {
+        let mut distance = Distance::new(Duration::ZERO, Most::default());
+        distance.on_round(Duration::ZERO, round(MS * 50));
+        for number in 1..=20u32 {
+            // Commands end in lumps, each third round trip.
+            (0..15).filter(|_| number % 3 == 0).for_each(|_| {
+                distance.on_submit(0, 1_000_000, Some(1));
+                distance.on_end(0, 1_000_000);
+            });
+            (distance.in_flight, distance.least) = (16 << 20, 16 << 20);
+            let path = Path { delivered_bytes: 5_000_000, ..at(MS * 50) };
+            distance.on_round(MS * 50 * number, [Some(path), Some(at(MS * 50))]);
+        }
+        assert_eq!(distance.of_writes(), 10_000_000);
     }
 
     #[test]
     fn without_a_network_nothing_is_worth_more() {
         let mut distance = Distance::new(Duration::ZERO, Most::default());
-        distance.on_window(MS, None);
+        distance.on_round(MS, [None; 2]);
         assert_eq!((distance.of_reads(), distance.of_writes()), (0, 0));
     }
 

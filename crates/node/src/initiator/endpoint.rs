@@ -167,14 +167,16 @@ impl IscsiPeer {
         (self.tried_again, self.seal_refused) = (false, false);
         self.distance = self.distance.of_next(io.now());
         self.look_at_path(io, session);
-        self.congestion_control = self.tap.socket().and_then(|socket| io::congestion_control(&socket));
         self.send_queries(io, session);
     }
 
     fn look_at_path(&mut self, io: &Io, session: &mut Session) {
         let seen = session.path(io.now());
-        self.distance.on_window(io.now(), seen.map(|(path, _)| path.round_trip));
+        let paths = [seen, self.seen].map(|seen| seen.map(|(path, _)| path));
+        self.distance.on_round(io.now(), paths);
         self.seen = seen.or(self.seen);
+        let name = self.tap.socket().and_then(|socket| io::congestion_control(&socket));
+        self.congestion_control = name.or_else(|| self.congestion_control.take());
         self.window_max = self.window_max.max(session.window() + self.distance.commands());
     }
 

@@ -102,6 +102,8 @@ pub(super) struct Session {
     timer: Option<Duration>,
     /// The target has requested logout: when to log out at the latest.
     logout_due: Option<Duration>,
+    /// The user has named a congestion control.
+    keeps_congestion_control: bool,
 }
 
 impl Session {
@@ -123,6 +125,7 @@ impl Session {
         let deadline = io.now() + CONNECT_TIMEOUT;
         io.timer(token(Operation::Timer), deadline);
         session.state = State::Connecting { socket, deadline, tls };
+        session.keeps_congestion_control = congestion.is_some();
         session.timer = Some(deadline);
         Ok(session)
     }
@@ -179,6 +182,7 @@ impl Session {
             ahead: Ahead::default(),
             timer: None,
             logout_due: None,
+            keeps_congestion_control: false,
         })
     }
 
@@ -291,8 +295,11 @@ impl Session {
         transport: Box<dyn Transport>,
         tls: Option<tls::End>,
     ) -> Result<(), Failure> {
-        let stream = Stream::new(io, transport, self.owner, self.generation, tls)
+        let mut stream = Stream::new(io, transport, self.owner, self.generation, tls)
             .ok_or_else(|| Failure::Lost("no memory for a connection".into()))?;
+        if self.keeps_congestion_control {
+            stream.keep_congestion_control();
+        }
         self.state = State::Up(Box::new(stream));
         Ok(())
     }

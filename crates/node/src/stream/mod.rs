@@ -11,11 +11,13 @@ use iscsi::machine::{Fatal, Machine, TaskId};
 use seal::Channel;
 
 use crate::reassembly::{Advance, Reassembly};
+use congestion::Congestion;
 use sealed::Sealed;
 use socket_buffers::{ReceiveBuffer, SendBuffer, say_once};
 use tls::Tls;
 
 pub(crate) mod buffer;
+mod congestion;
 #[cfg(test)]
 pub(crate) mod memory;
 mod plain;
@@ -32,9 +34,9 @@ pub(crate) use sealed::{Prepared, Send as SealedSend, segment_max as sealed_segm
 pub(crate) use socket_buffers::BufferState;
 pub(crate) use transport::{Socket, Transport};
 
-/// Bound of the payload bytes of one send: keeps the buffers in use within the cache.
 /// How long what the kernel says of a path is used; to ask takes three system calls.
 const PATH_AGE: Duration = Duration::from_millis(20);
+/// Bound of the payload bytes of one send: keeps the buffers in use within the cache.
 pub(crate) const SEND_BYTES_MAX: usize = 1 << 20;
 
 /// Interval of retries for memory when no operation of the connection is in flight whose end could free some.
@@ -63,6 +65,7 @@ pub(crate) struct Stream {
     outgoing: Option<Box<Outgoing>>,
     send_buffer: SendBuffer,
     receive_buffer: ReceiveBuffer,
+    congestion: Congestion,
     /// The path as last read, and until when that serves.
     looked: (Duration, Option<io::Path>),
     received: u64,
@@ -124,6 +127,7 @@ impl Stream {
             outgoing: Some(Box::default()),
             send_buffer: SendBuffer::default(),
             receive_buffer: ReceiveBuffer::default(),
+            congestion: Congestion::default(),
             looked: (Duration::ZERO, None),
             received: 0,
             sent: 0,
@@ -149,13 +153,16 @@ impl Stream {
         self.reader
     }
 
-    /// The path as it was at most [`PATH_AGE`] ago; `None` where there is no network.
+    /// The path; `None` where there is no network.
     pub(crate) fn path(&mut self, now: Duration) -> Option<io::Path> {
-        let (until, path) = &mut self.looked;
-        if now >= *until {
-            (*until, *path) = (now + PATH_AGE, self.transport.path());
-        }
-        *path
+        self.looked = (now + PATH_AGE, self.transport.path());
+        self.looked.1
+    }
+
+    /// The path as it was at most [`PATH_AGE`] ago.
+    fn path_lately(&mut self, now: Duration) -> Option<io::Path> {
+        let (until, path) = self.looked;
+        if now < until { path } else { self.path(now) }
     }
 
     pub(crate) fn buffers(&self) -> BufferState {
@@ -313,7 +320,7 @@ impl Stream {
     }
 
     fn grow_send_buffer(&mut self, now: Duration) {
-        let path = self.path(now);
+        let path = self.path_lately(now);
         let Some(bytes) = self.send_buffer.look(now, path) else { return };
         let result = self.transport.force_send_buffer(bytes);
         if let Some(wanted) = self.send_buffer.on_grown(bytes, result.is_err()) {
@@ -321,8 +328,20 @@ impl Stream {
         }
     }
 
+    /// The user has named a congestion control: no other is chosen.
+    pub(crate) fn keep_congestion_control(&mut self) {
+        self.congestion.settle();
+    }
+
+    fn choose_congestion_control(&mut self, now: Duration) {
+        let path = self.path_lately(now);
+        if self.congestion.look(now, path) && self.transport.prefer_bbr() {
+            tracing::info!("this path loses packets without a queue: sending by BBR");
+        }
+    }
+
     fn watch_receive_buffer(&mut self, now: Duration) {
-        let path = self.path(now);
+        let path = self.path_lately(now);
         if let Some(wanted) = self.receive_buffer.look(now, self.received, path) {
             say_once(io::SocketBuffer::Receive, wanted);
         }
@@ -358,6 +377,9 @@ impl Stream {
         } else {
             if self.send_buffer.is_due(now) {
                 self.grow_send_buffer(now);
+            }
+            if self.congestion.is_due(now) {
+                self.choose_congestion_control(now);
             }
             let token = self.token(Operation::Send);
             self.transport.send(io, token, outgoing);

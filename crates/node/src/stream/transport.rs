@@ -39,6 +39,11 @@ pub(crate) trait Transport {
         let _ = bytes;
         Ok(())
     }
+
+    /// Sends by BBR from now on; see [`io::prefer_bbr`]. False: the congestion control stays.
+    fn prefer_bbr(&mut self) -> bool {
+        false
+    }
 }
 
 pub(crate) struct Socket {
@@ -100,5 +105,9 @@ impl Transport for Socket {
 
     fn force_send_buffer(&mut self, bytes: u64) -> std::io::Result<()> {
         io::force_send_buffer(&self.handle, bytes)
+    }
+
+    fn prefer_bbr(&mut self) -> bool {
+        io::prefer_bbr(&self.handle)
     }
 }

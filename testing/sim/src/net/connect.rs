@@ -74,6 +74,7 @@ impl State {
             out_of_order: 0,
             unacknowledged_bytes: 0,
             unsent_bytes: 0,
+            delivered_bytes: 0,
         })
     }
 
