@@ -49,6 +49,12 @@ impl Path {
         self.unsent_bytes >= CONGESTED_BYTES && !is_of_peer
     }
 
+    /// Whether data waits for a congestion window that is in use. One that losses keep small leaves the send buffer small as
+    /// well, so less may wait than [`Self::is_congested`] asks for.
+    pub fn is_window_full(&self) -> bool {
+        self.unsent_bytes > 0 && self.unacknowledged_bytes >= self.window_bytes / 4 * 3
+    }
+
     /// Whether the path has lost or reordered segments since `before`, an earlier state of this connection.
     pub fn has_lost_since(&self, before: &Self) -> bool {
         (self.retransmitted, self.out_of_order) != (before.retransmitted, before.out_of_order)
@@ -323,6 +329,16 @@ mod tests {
             (path(65_536, 0, 65_536), false, "a command that is about to leave"),
         ] {
             assert_eq!(path.is_congested(), expected, "{why}");
+        }
+    }
+
+    #[test]
+    fn a_small_window_may_be_full() {
+        for (unsent_bytes, unacknowledged_bytes, expected) in
+            [(1, 15_000, true), (0, 20_000, false), (1, 14_999, false)]
+        {
+            let path = Path { window_bytes: 20_000, unsent_bytes, unacknowledged_bytes, ..Path::default() };
+            assert_eq!(path.is_window_full(), expected, "{unsent_bytes}, {unacknowledged_bytes}");
         }
     }
 

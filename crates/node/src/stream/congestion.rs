@@ -25,11 +25,12 @@ const LOOK: Duration = Duration::from_millis(50);
 #[derive(Debug, Default)]
 pub(super) struct Congestion {
     next: Duration,
+    looked_at: Duration,
     /// Nothing is to be chosen any more.
     is_settled: bool,
     /// As of the last look.
     retransmitted: u32,
-    was_congested: bool,
+    was_full: bool,
     /// Losses without a queue since the last one with it.
     losses: u32,
 }
@@ -47,18 +48,23 @@ impl Congestion {
     /// Whether the connection should go on with BBR. Asked for once.
     pub(super) fn look(&mut self, now: Duration, path: Option<Path>) -> bool {
         self.next = now + LOOK;
+        let passed = now.saturating_sub(std::mem::replace(&mut self.looked_at, now));
         let Some(path) = path else { return false };
-        let has_lost = path.retransmitted != std::mem::replace(&mut self.retransmitted, path.retransmitted);
-        let was_congested = std::mem::replace(&mut self.was_congested, path.is_congested());
-        if !has_lost || path.round_trip_least < ROUND_TRIP_MIN {
+        let before = std::mem::replace(&mut self.retransmitted, path.retransmitted);
+        let was_full = std::mem::replace(&mut self.was_full, path.is_window_full());
+        let retransmitted = path.retransmitted.wrapping_sub(before);
+        if retransmitted == 0 || path.round_trip_least < ROUND_TRIP_MIN {
             return false;
         }
-        self.next = now + (path.round_trip * RECOVERY_ROUNDS).max(LOOK);
+        let recovery = (path.round_trip * RECOVERY_ROUNDS).max(LOOK);
+        self.next = now + recovery;
+        // On a slow path the time between two looks is that of a send, seconds with many losses.
+        let most = (passed.as_secs_f64() / recovery.as_secs_f64()) as u32;
         let is_queued = path.round_trip > path.round_trip_least.mul_f64(QUEUED) + QUEUE_MIN;
         if is_queued {
             self.losses = 0;
-        } else if was_congested || self.was_congested {
-            self.losses += 1;
+        } else if was_full || self.was_full {
+            self.losses += retransmitted.min(most.max(1));
         }
         self.is_settled = self.losses >= LOSSES;
         self.is_settled
@@ -127,6 +133,26 @@ mod tests {
         assert!(!congestion.is_due(MS * 200) && congestion.is_due(MS * 201));
         assert!(!congestion.look(MS * 201, path(10)), "no further one");
         assert!(congestion.is_due(MS * 251));
+    }
+
+    #[test]
+    fn many_losses_between_two_looks_are_seen_at_once() {
+        for (retransmitted, seconds, expected) in [(7, 4, true), (2, 4, false), (7, 0, false)] {
+            let mut congestion = Congestion::default();
+            let path = |retransmitted| {
+                let (round_trip, unsent_bytes) = (MS * 50, 1 << 20);
+                Some(Path {
+                    round_trip,
+                    round_trip_least: round_trip,
+                    unsent_bytes,
+                    retransmitted,
+                    ..Path::default()
+                })
+            };
+            assert!(!congestion.look(MS, path(0)));
+            let is_chosen = congestion.look(MS * 100 + Duration::from_secs(seconds), path(retransmitted));
+            assert_eq!(is_chosen, expected, "{retransmitted} in {seconds} s");
+        }
     }
 
     #[test]

@@ -301,6 +301,9 @@ impl Stream {
         if self.receive_buffer.is_due(now) {
             self.watch_receive_buffer(now);
         }
+        if self.congestion.is_due(now) {
+            self.choose_congestion_control(now);
+        }
         let token = self.token(Operation::Receive);
         self.transport.receive(io, token, places);
     }
