@@ -23,7 +23,7 @@ pub const BLOCK_BYTES_MIN: u32 = 512;
 /// Chunks in flight by default; the search starts with this.
 pub const DEPTH_DEFAULT: u32 = 4;
 /// Bound of the chunks in flight that can be requested.
-pub const DEPTH_MAX: u32 = 256;
+pub const DEPTH_MAX: u32 = 512;
 
 const _: () = assert!(CHUNK_BYTES_MAX as usize <= Pool::AREA_BYTES_MAX);
 const _: () = assert!(CHUNK_BYTES_DEFAULT_MIN <= CHUNK_BYTES_DEFAULT_MAX);
