@@ -106,7 +106,7 @@ const RETRANSMISSION_PAUSE_MS: libc::c_int = 2000;
 /// What the kernel begins with, `tcp_rmem`; it doubles the number that it is given (socket(7)).
 const FIRST_RECEIVE_BYTES: usize = 131_072 / 2;
 /// Bytes of a forced buffer that wait for the window: a small command is not behind megabytes.
-const UNSENT_BYTES: u32 = 1 << 20;
+const UNSENT_BYTES: u32 = 512 << 10;
 /// Bytes of `struct tcp_info` that are read; newer kernels have more, older ones leave the rest 0.
 const INFO_BYTES: usize = 240;
 /// `TCP_CA_NAME_MAX` less its NUL: the kernel cuts longer names off.
