@@ -34,6 +34,9 @@ const STOPPED_BESIDE: f64 = 0.2;
 const STEPS_MIN: f64 = 0.05;
 /// Part of the time at stops from which steps outweigh what queues in the path make of the releases of a window.
 const STEPS_CLEAR: f64 = 0.6;
+/// Part of the time at stops that is ended one for one, beside losses, from which no program is slow (measured: 7 % at most
+/// where one is, and 32 % at least where losses limit).
+const PACED: f64 = 0.2;
 /// Bytes that one acknowledgement may cover, as receivers merge segments. Steps that are longer than it tell of a buffer
 /// beside losses, too: those of recoveries take at most 24 % of the time (measured).
 const ACK_BYTES_MAX: f64 = 65_536.0;
@@ -131,12 +134,16 @@ fn data_bytes(lane: &Lane) -> u64 {
 fn thinking(lane: &Lane, books: &mut Books) {
     let ns = lane.totals.of(Part::IdleLess) as f64 + lane.totals.of(Part::SentLess) as f64;
     let queue = lane.totals.of(Part::SentFull) as f64 + lane.totals.of(Part::IdleFull) as f64;
-    // A busy program does not wait for answers: neither then is the number of its commands what limits.
-    let is_busy = lane.pace.ratio().is_some_and(|ratio| ratio > BUSY_RATIO) && ns > BUSY_WAIT * queue;
-    if is_busy {
-        books.add(Cause::Cpu, queue, &[Cause::QueueDepth]);
-    } else {
-        books.add(Cause::QueueDepth, queue, &[]);
+    // A busy program does not wait for answers: neither then is the number of its commands what limits. Away from it the
+    // path varies, too, and both times alike.
+    let busy = if lane.is_at_sender() { BUSY_RATIO } else { EQUAL_RATIO };
+    let is_waiting = ns <= BUSY_WAIT * queue;
+    match lane.pace.ratio() {
+        Some(ratio) if ratio > busy && !is_waiting => books.add(Cause::Cpu, queue, &[Cause::QueueDepth]),
+        Some(ratio) if ratio > THINKING_RATIO && !is_waiting => {
+            books.add(Cause::QueueDepth, queue, &[Cause::Cpu]);
+        }
+        _ => books.add(Cause::QueueDepth, queue, &[]),
     }
     match lane.pace.ratio() {
         Some(ratio) if ratio > EQUAL_RATIO => books.add(Cause::Cpu, ns, &[Cause::ThinkTime]),
@@ -154,7 +161,17 @@ fn stopped(lane: &Lane, books: &mut Books) {
     let released = stops.released();
     let by_ack = stops.share_ended_by_ack();
     let all = released.ns as f64 + stops.own.ns as f64;
-    let waiting = all * by_ack.min(if released.ns == 0 { 0.0 } else { 1.0 });
+    let window = window_cause(lane);
+    // Behind the queue of a device packets come at its pace, whatever lets them out; a busy program makes no stop that
+    // little of what is in flight ends.
+    let is_paced = !lane.is_at_sender()
+        && matches!(window, Cause::Loss | Cause::LocalDevice)
+        && stops.one_by_one.ns as f64 > PACED * all;
+    let released = if released.ns == 0 { 0.0 } else { all * by_ack };
+    let waiting = if is_paced { all } else { released };
+    if is_paced {
+        books.alternatives[Cause::Cpu] += (all - released) / 1e9;
+    }
     // Elsewhere, queues between hide what an acknowledgement released.
     let hidden: &[Cause] = if lane.is_at_sender() { &[] } else { &[Cause::Congestion] };
     books.add(Cause::Cpu, all - waiting, hidden);
@@ -162,7 +179,6 @@ fn stopped(lane: &Lane, books: &mut Books) {
     let in_steps =
         stops.in_steps.ns as f64 / stops.in_steps.ns.saturating_add(stops.one_by_one.ns).max(1) as f64;
     let known = clear / (clear + stops.unclear.bytes as f64);
-    let window = window_cause(lane);
     let (lost, packets) = (lane.counters.episodes, lane.counters.data_packets.max(1));
     let law = 1.22 * lane.counters.mss as f64 / (lost as f64 / packets as f64).sqrt();
     let is_law = lost >= LOSSES_MIN && (stops.in_flight_median().unwrap_or(0) as f64) < LAW_WINDOW * law;
@@ -447,6 +463,70 @@ mod tests {
             (counters.local_drops, counters.reductions) = (local, reductions);
             let found = window_cause(&lane);
             assert_eq!(found, expected, "{segments:?} {episodes} {again} {spurious} {local} {reductions}");
+        }
+    }
+
+    /// Losses behind the queue of a device: packets come at its pace, and most stops seem to end without an acknowledgement.
+    #[test]
+    fn a_pace_beside_losses_is_no_slow_program() {
+        for (place, episodes, one_by_one, expected) in [
+            (20 * MS, 3, 4, Cause::Loss),
+            (20 * MS, 3, 1, Cause::Cpu),
+            (20 * MS, 0, 4, Cause::Cpu),
+            // At the sender what ends a stop is certain.
+            (0, 3, 4, Cause::Cpu),
+        ] {
+            let mut lane = lane(place, [100, 120, 140, 160], 0);
+            let own = Stop {
+                wait_ns: 10 * MS / one_by_one,
+                in_flight: 120 * MSS,
+                freed: 0,
+                acks: 0,
+                reaction_ns: None,
+                gap_ns: 10 * MS,
+                acks_min: 3,
+                is_first_unused: false,
+                is_full: true,
+            };
+            (0..4).for_each(|_| lane.stops.add(own, MS));
+            (lane.counters.episodes, lane.counters.retransmitted) = (episodes, 100 * episodes);
+            let (found, others) = stopped_by(&lane);
+            assert_eq!(found, expected, "{place} {episodes} {one_by_one}");
+            assert!(found == Cause::Cpu || others.contains(&Cause::Cpu), "{others:?}");
+        }
+    }
+
+    /// What the next command of a program follows: of the time that the answer varies, it is later by this part.
+    #[test]
+    fn a_busy_program_needs_no_deeper_queue() {
+        const AWAY: u64 = 20 * MS;
+        let part = |lane: &mut Lane, part: Part, ms: u64| lane.totals.add(part, ms * MS);
+        for (place, follows, less_ms, expected, other) in [
+            // Ratios of 0, 0.8, 1 and 2.3.
+            (0, 1.0, 300, Cause::QueueDepth, None),
+            (0, 0.55, 300, Cause::QueueDepth, Some(Cause::Cpu)),
+            (0, 0.5, 300, Cause::QueueDepth, Some(Cause::Cpu)),
+            (0, 0.3, 300, Cause::Cpu, Some(Cause::QueueDepth)),
+            (AWAY, 0.55, 300, Cause::QueueDepth, Some(Cause::Cpu)),
+            (AWAY, 0.5, 300, Cause::Cpu, Some(Cause::QueueDepth)),
+            // It goes on at once when it may.
+            (AWAY, 0.55, 200, Cause::QueueDepth, None),
+        ] {
+            let mut lane = lane(place, [100; 4], 0);
+            part(&mut lane, Part::SentFull, 1000);
+            part(&mut lane, Part::SentLess, less_ms);
+            for turn in 1..400u64 {
+                let (stopped, answer) = (turn * 100 * MS, 10 * MS + turn * 7919 % 1000 * 1000);
+                lane.pace.on_answer(stopped + answer);
+                let command = 20 * MS + (follows * answer as f64) as u64;
+                lane.pace.on_command(stopped + command, stopped, 1);
+            }
+            let mut books = Books { waits: Seconds::default(), alternatives: Seconds::default() };
+            thinking(&lane, &mut books);
+            assert!(books.waits[expected] >= 1.0, "{place} {follows} {less_ms} {:?}", lane.pace.ratio());
+            let is_open = |cause| books.alternatives[cause] >= 1.0;
+            let found = [Cause::Cpu, Cause::QueueDepth].into_iter().find(|cause| is_open(*cause));
+            assert_eq!(found, other, "{place} {follows} {less_ms} {:?}", lane.pace.ratio());
         }
     }
 }

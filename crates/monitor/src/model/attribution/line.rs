@@ -167,9 +167,12 @@ impl Line {
         self.bursts.on_ack(at_ns, acknowledged, rtt_ns);
     }
 
-    /// `bytes` passed `ns` after the data before.
-    pub(super) fn on_arrival(&mut self, bytes: u64, ns: u64) {
-        self.arrived.even_step(bytes, ns);
+    /// `bytes` passed `ns` after the data before; `is_first`: nothing was in flight, and the pause is not the link's.
+    pub(super) fn on_arrival(&mut self, bytes: u64, ns: u64, is_first: bool) {
+        match is_first {
+            true => self.arrived.end(),
+            false => self.arrived.even_step(bytes, ns),
+        }
     }
 
     /// Seen as a queue in front of the link.
@@ -236,9 +239,13 @@ mod tests {
     fn frames_of_many_segments_measure_the_link_as_well() {
         let mut line = Line::new();
         for index in 0..40u64 {
-            line.on_arrival(65_160, if index % 4 == 0 { 30_000_000 } else { 6_516_000 });
+            line.on_arrival(65_160, if index % 4 == 0 { 30_000_000 } else { 6_516_000 }, false);
         }
         assert!((line.arrived_bytes_per_s().unwrap() / 10e6 - 1.0).abs() < 0.02);
+        // Commands one after the other come as evenly, whatever their target waits for.
+        let mut line = Line::new();
+        (0..40).for_each(|_| line.on_arrival(65_160, 11_000_000, true));
+        assert_eq!(line.arrived_bytes_per_s(), None);
     }
 
     #[test]
@@ -248,7 +255,7 @@ mod tests {
             // A program's pauses are no part of a run, and acknowledgements of data that did not queue are none.
             let is_pause = index % 10 == 0;
             let ns = if is_pause { 50 * STEP.1 } else { STEP.1 };
-            line.on_arrival(STEP.0, ns);
+            line.on_arrival(STEP.0, ns, false);
             line.on_ack(STEP.0, ns, !is_pause, 20 * STEP.1);
         }
         for rate in [line.queued_bytes_per_s(), line.arrived_bytes_per_s()] {

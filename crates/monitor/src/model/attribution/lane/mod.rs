@@ -495,10 +495,10 @@ impl Lane {
             starts_command: false,
             starts_pdu: false,
         });
-        if !self.is_at_sender && !is_repeated {
-            self.line.on_arrival(bytes, gap_ns);
-        }
         let had_nothing_to_send = self.acked >= self.sent;
+        if !self.is_at_sender && !is_repeated {
+            self.line.on_arrival(bytes, gap_ns, had_nothing_to_send);
+        }
         if !is_repeated {
             self.line.on_sent(event.at_ns, segment.offset, end, had_nothing_to_send);
         }
