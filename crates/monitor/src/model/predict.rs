@@ -184,8 +184,9 @@ impl Rest<'_> {
         }
         let is_possible =
             self.bound(seen, f64::INFINITY).is_none_or(|bound| bound >= IMPOSSIBLE * measured(self.evidence));
-        let is_whole = protocol.commands == 0
-            || protocol.commands as f64 + f64::from(seen) >= SEEN_LEAST * self.commands();
+        let whole = protocol.commands.saturating_sub(protocol.inferred);
+        let is_whole =
+            protocol.commands == 0 || whole as f64 + f64::from(seen) >= SEEN_LEAST * self.commands();
         (is_possible && is_whole).then_some(seen)
     }
 

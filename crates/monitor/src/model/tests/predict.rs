@@ -75,7 +75,11 @@ fn what_remains_follows_from_how_the_time_was_spent() {
         evidence.protocol.as_mut().unwrap().commands = 40;
         evidence
     };
-    let table: [Case; 16] = [
+    let inferred = |mut evidence: Evidence| {
+        evidence.protocol.as_mut().unwrap().inferred = 100;
+        evidence
+    };
+    let table: [Case; 17] = [
         ("a window that still grew", evidence(3, &held), SendBuffer, Some((USED, LineRate))),
         ("commands behind a full buffer", evidence(1, &held), SendBuffer, Some((USED, LineRate))),
         (
@@ -87,6 +91,12 @@ fn what_remains_follows_from_how_the_time_was_spent() {
         (
             "reads of which not all were seen",
             unseen(read(evidence(2, &held))),
+            SendBuffer,
+            Some((USED, LineRate)),
+        ),
+        (
+            "reads whose commands were cut off",
+            inferred(read(evidence(2, &held))),
             SendBuffer,
             Some((USED, LineRate)),
         ),
