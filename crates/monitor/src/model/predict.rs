@@ -90,8 +90,12 @@ fn removed_with(limit: Cause, sender: Side) -> Vec<Cause> {
     let mut gone = vec![limit];
     gone.extend_from_slice(match (limit, sender) {
         (Cause::QueueDepth, _) => &[Cause::R2t, Cause::ThinkTime, Cause::Target],
-        (Cause::Cpu, Side::Initiator) => &[Cause::Cipher, Cause::SendBuffer, Cause::ThinkTime],
-        (Cause::Cpu, Side::Target) => &[Cause::Cipher, Cause::SendBuffer, Cause::Target],
+        (Cause::Cpu, Side::Initiator) => {
+            &[Cause::Cipher, Cause::SendBuffer, Cause::NagleDelayedAck, Cause::ThinkTime]
+        }
+        (Cause::Cpu, Side::Target) => {
+            &[Cause::Cipher, Cause::SendBuffer, Cause::NagleDelayedAck, Cause::Target]
+        }
         _ => &[],
     });
     gone
