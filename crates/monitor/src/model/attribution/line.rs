@@ -13,6 +13,8 @@ const UNEVEN: f64 = 2.5;
 const PAUSE_NS: u64 = 50_000;
 /// Bytes that have to be measured before the rate is used.
 const KNOWN_BYTES_MIN: u64 = 96_000;
+/// Arrivals this many times as fast as their acknowledgements come in batches.
+const BATCHED: f64 = 4.0;
 /// Delays make a rate of arrivals or of a burst too low, nothing makes it too high: the upper part counts.
 const UPPER: f64 = 0.85;
 
@@ -187,6 +189,13 @@ impl Line {
         bursts.or_else(|| self.acked.seen.quantile(UPPER)).map(|kib| kib as f64 * 1024.0)
     }
 
+    /// The rate of even arrivals, unless the acknowledgements of the same data are far slower: then what arrives in
+    /// batches was merged behind the link.
+    pub(super) fn plausible(&self, arrived: f64) -> f64 {
+        let acked = self.acked.seen.quantile(UPPER).map(|kib| kib as f64 * 1024.0);
+        acked.filter(|acked| arrived > BATCHED * acked).unwrap_or(arrived)
+    }
+
     pub(super) fn arrived_bytes_per_s(&self) -> Option<f64> {
         self.arrived.rate
     }
@@ -246,6 +255,20 @@ mod tests {
         let mut line = Line::new();
         (0..40).for_each(|_| line.on_arrival(65_160, 11_000_000, true));
         assert_eq!(line.arrived_bytes_per_s(), None);
+    }
+
+    /// 64 KiB in 0.1 ms are merged packets if their acknowledgements come at 10 MB/s.
+    #[test]
+    fn batches_of_arrivals_are_no_link() {
+        for (ack_ns, expected) in [(6_553_600, 10e6), (200_000, 655.36e6)] {
+            let mut line = Line::new();
+            for _ in 0..40 {
+                line.on_arrival(65_536, 100_000, false);
+                line.on_ack(65_536, ack_ns, false, 40_000_000);
+            }
+            let rate = line.plausible(line.arrived_bytes_per_s().unwrap());
+            assert!((rate / expected - 1.0).abs() < 0.02, "{ack_ns}: {rate}");
+        }
     }
 
     #[test]

@@ -235,7 +235,8 @@ impl Lane {
     pub(super) fn line_bytes_per_s(&self) -> Option<f64> {
         match (self.line.queued_bytes_per_s(), self.arrival_rate()) {
             (Some(queued), Some(arrived)) => Some(queued.min(arrived)),
-            (queued, arrived) => queued.or(arrived),
+            (None, Some(arrived)) => Some(self.line.plausible(arrived)),
+            (queued, None) => queued,
         }
     }
 
