@@ -14,7 +14,7 @@ const PAUSE_NS: u64 = 50_000;
 /// Bytes that have to be measured before the rate is used.
 const KNOWN_BYTES_MIN: u64 = 96_000;
 /// Arrivals this many times as fast as their acknowledgements come in batches.
-const BATCHED: f64 = 4.0;
+const BATCHED: f64 = 2.0;
 /// Delays make a rate of arrivals or of a burst too low, nothing makes it too high: the upper part counts.
 const UPPER: f64 = 0.85;
 
@@ -260,7 +260,7 @@ mod tests {
     /// 64 KiB in 0.1 ms are merged packets if their acknowledgements come at 10 MB/s.
     #[test]
     fn batches_of_arrivals_are_no_link() {
-        for (ack_ns, expected) in [(6_553_600, 10e6), (200_000, 655.36e6)] {
+        for (ack_ns, expected) in [(6_553_600, 10e6), (150_000, 655.36e6)] {
             let mut line = Line::new();
             for _ in 0..40 {
                 line.on_arrival(65_536, 100_000, false);

@@ -68,6 +68,7 @@ fn what_remains_follows_from_how_the_time_was_spent() {
     let shared = [(Target, 0.4), (QueueDepth, 0.25), (ThinkTime, 0.15), (LineRate, 0.2)];
     let alone = [(Target, 0.6), (QueueDepth, 0.2), (LineRate, 0.2)];
     let busy = [(Cpu, 0.5), (SendBuffer, 0.2), (LineRate, 0.3)];
+    let thinks = [(SendBuffer, 0.4), (ThinkTime, 0.4), (LineRate, 0.2)];
     let ends = [(Cpu, 0.5), (NagleDelayedAck, 0.2), (LineRate, 0.3)];
     let short = [(QueueDepth, 0.6), (SendBuffer, 0.2), (LineRate, 0.2)];
     let full = Caps { in_flight_max_bytes: Some(512 * KIB), ..Caps::default() };
@@ -81,7 +82,7 @@ fn what_remains_follows_from_how_the_time_was_spent() {
         evidence.protocol.as_mut().unwrap().inferred = 100;
         evidence
     };
-    let table: [Case; 18] = [
+    let table: [Case; 20] = [
         ("a window that still grew", evidence(3, &held), SendBuffer, Some((USED, LineRate))),
         ("commands behind a full buffer", evidence(1, &held), SendBuffer, Some((USED, LineRate))),
         (
@@ -99,6 +100,18 @@ fn what_remains_follows_from_how_the_time_was_spent() {
         (
             "reads whose commands were cut off",
             inferred(read(evidence(2, &held))),
+            SendBuffer,
+            Some((USED, LineRate)),
+        ),
+        (
+            "a program that thinks",
+            read(evidence(8, &thinks)),
+            SendBuffer,
+            Some((BYTES as f64 / 4.0, ThinkTime)),
+        ),
+        (
+            "commands that were cut off do not show it",
+            inferred(read(evidence(8, &thinks))),
             SendBuffer,
             Some((USED, LineRate)),
         ),
