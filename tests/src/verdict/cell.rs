@@ -76,6 +76,11 @@ impl Limit {
     }
 }
 
+/// Segments that a congestion control keeps in flight where this share is lost (the square root law).
+pub(super) fn loss_window(share: f64) -> f64 {
+    1.2 / share.sqrt()
+}
+
 /// Initiator and target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
@@ -240,7 +245,7 @@ impl Setup {
                 Injection::SendBuffer(bytes) => bytes as f64 * SEND_BUFFER_SHARE / rtt,
                 Injection::ReceiveBuffer(bytes) => bytes as f64 * WINDOW_SHARE / rtt,
                 Injection::Window(segments) => f64::from(segments) * MSS / rtt,
-                Injection::Loss(share) => 1.2 * MSS / (rtt * share.sqrt()),
+                Injection::Loss(share) => loss_window(share) * MSS / rtt,
                 Injection::Nagle => depth * block / (2.0 * rtt + 0.04),
                 Injection::Bucket { mbit, queue_kib } => {
                     mbit * 1e6 / 8.0 * if queue_kib < SHORT_QUEUE_KIB { 0.3 } else { 1.0 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use lab::wan::{ADDRESSES, INTERFACE, Namespace, Options, Settings, Tap, Wan};
 
-use super::cell::MSS;
+use super::cell::{MSS, loss_window};
 use super::{Injection, Setup};
 use crate::{program, run};
 
@@ -52,9 +52,13 @@ pub(super) fn path(setup: &Setup, tap: Option<Tap>, seed: u64) -> Result<Wan> {
                 let least = bytes.min(131_072);
                 other.sysctl("net/ipv4/tcp_rmem", &format!("4096 {least} {bytes}"))?;
             }
-            // The kernel applies the bound of a route to connections to an address of which it has kept metrics: a
-            // first connection has to come before.
+            // The kernel applies the bounds of a route to connections to an address of which it has kept metrics: a first
+            // connection has to come before.
             Injection::Window(_) => own.sysctl("net/ipv4/tcp_no_metrics_save", "0")?,
+            Injection::Loss(_) => {
+                own.sysctl("net/ipv4/tcp_no_metrics_save", "0")?;
+                own.sysctl("net/ipv4/tcp_no_ssthresh_metrics_save", "0")?;
+            }
             Injection::Bucket { mbit, queue_kib } => bucket(own, mbit, queue_kib)?,
             _ => {}
         }
@@ -69,9 +73,17 @@ fn route(own: &Namespace, from: usize, setup: &Setup) -> Result<()> {
     let mut first = (setup.load.product() / MSS).clamp(10.0, FIRST_WINDOW_MAX);
     let mut line = format!("route replace {peer}/32 dev {INTERFACE} src {me}");
     for injection in &setup.injections {
-        if let Injection::Window(segments) = *injection {
-            first = first.min(f64::from(segments));
-            line += &format!(" cwnd lock {segments}");
+        match *injection {
+            Injection::Window(segments) => {
+                first = first.min(f64::from(segments));
+                line += &format!(" cwnd lock {segments}");
+            }
+            // A window that fills the path would outlast a short run: it begins with the one that losses leave.
+            Injection::Loss(share) => {
+                first = first.min(loss_window(share)).max(10.0);
+                line += &format!(" ssthresh lock {first:.0}");
+            }
+            _ => {}
         }
     }
     Ok(own.ip(&format!("{line} initcwnd {first:.0}"))?)
@@ -86,7 +98,8 @@ fn bucket(own: &Namespace, mbit: f64, queue_kib: u32) -> Result<()> {
 
 /// Whether a first connection has to come before the one that is measured: see [`path`].
 pub(super) fn needs_first_connection(setup: &Setup) -> bool {
-    setup.injections.iter().any(|injection| matches!(injection, Injection::Window(_)))
+    let has_bound = |injection: &Injection| matches!(injection, Injection::Window(_) | Injection::Loss(_));
+    setup.injections.iter().any(has_bound)
 }
 
 pub(super) fn first_connection(wan: &Wan, portal: &str) -> Result<()> {

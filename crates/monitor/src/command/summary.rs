@@ -48,6 +48,7 @@ impl Summary {
         let narrow = |value: u64| u32::try_from(value).unwrap_or(u32::MAX);
         Some(Protocol {
             commands: direction.count,
+            inferred: direction.inferred,
             block_bytes: direction.sizes.median(),
             depth: narrow(direction.depths.median()),
             depth_max: narrow(direction.depths.most()),

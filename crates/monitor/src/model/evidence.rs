@@ -116,6 +116,8 @@ pub struct Caps {
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Protocol {
     pub commands: u64,
+    /// Of these, the ones of which a part was not captured: when they were sent may be unknown.
+    pub inferred: u64,
     /// Medians over commands that carry data.
     pub block_bytes: u64,
     /// Commands outstanding at the initiator: median when one is sent, and most.

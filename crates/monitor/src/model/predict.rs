@@ -90,8 +90,12 @@ fn removed_with(limit: Cause, sender: Side) -> Vec<Cause> {
     let mut gone = vec![limit];
     gone.extend_from_slice(match (limit, sender) {
         (Cause::QueueDepth, _) => &[Cause::R2t, Cause::ThinkTime, Cause::Target],
-        (Cause::Cpu, Side::Initiator) => &[Cause::Cipher, Cause::SendBuffer, Cause::ThinkTime],
-        (Cause::Cpu, Side::Target) => &[Cause::Cipher, Cause::SendBuffer, Cause::Target],
+        (Cause::Cpu, Side::Initiator) => {
+            &[Cause::Cipher, Cause::SendBuffer, Cause::NagleDelayedAck, Cause::ThinkTime]
+        }
+        (Cause::Cpu, Side::Target) => {
+            &[Cause::Cipher, Cause::SendBuffer, Cause::NagleDelayedAck, Cause::Target]
+        }
         _ => &[],
     });
     gone
@@ -184,9 +188,16 @@ impl Rest<'_> {
         }
         let is_possible =
             self.bound(seen, f64::INFINITY).is_none_or(|bound| bound >= IMPOSSIBLE * measured(self.evidence));
-        let is_whole = protocol.commands == 0
-            || protocol.commands as f64 + f64::from(seen) >= SEEN_LEAST * self.commands();
-        (is_possible && is_whole).then_some(seen)
+        (is_possible && self.is_seen_whole(seen)).then_some(seen)
+    }
+
+    /// Whether so few commands were cut off, or passed unseen, that the initiator's own time shows; `depth` of them have not
+    /// ended.
+    fn is_seen_whole(&self, depth: u32) -> bool {
+        self.protocol().is_none_or(|protocol| {
+            let whole = protocol.commands.saturating_sub(protocol.inferred);
+            protocol.commands == 0 || whole as f64 + f64::from(depth) >= SEEN_LEAST * self.commands()
+        })
     }
 
     /// Waits for R2Ts in one command. Few ends send all of a command without being asked: of many, one for all of it stays.
@@ -268,9 +279,11 @@ impl Rest<'_> {
         if let Some((cause, _)) = self.held().max_by(|a, b| a.1.total_cmp(&b.1)) {
             consider(cause, self.bytes() / (self.bytes() / cap.1 + held));
         }
+        let depth_max = self.protocol().map_or(0, |protocol| protocol.depth_max);
         for cause in WORK {
             let seconds = self.left(cause);
-            if self.is_notable(seconds) {
+            let is_seen = cause != Cause::ThinkTime || self.is_seen_whole(depth_max);
+            if is_seen && self.is_notable(seconds) {
                 consider(cause, self.bytes() / seconds);
             }
         }

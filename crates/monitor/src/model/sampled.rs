@@ -18,8 +18,11 @@ const UNSENT: f64 = 0.05;
 /// A round trip this many times the least one, and by this much, has a queue in it.
 const QUEUE_RTTS: f64 = 1.25;
 const QUEUE_US: u32 = 500;
-/// A path that carries this part of what it delivered at its best is not full.
-const LINE_LEAST: f64 = 0.8;
+/// Share of the samples in which less is in flight than the rate takes for the least round trip, from which the path is
+/// not full. It is 2 % at most where the network's rate limits, and 10 % at least where bursts make queues (measured).
+const DRAINED: f64 = 0.05;
+/// Drops of the sender's device, as a part of what was sent again, from which they explain it.
+const DROPPED: f64 = 0.5;
 /// What is possible when TCP holds nothing back.
 const ABOVE_TCP: [Cause; 5] = [Cause::QueueDepth, Cause::R2t, Cause::Target, Cause::ThinkTime, Cause::Cpu];
 
@@ -31,7 +34,13 @@ pub fn sampled(end: Side, samples: &[Sample], cpu: Option<Cpu>) -> Option<Eviden
     let sent = grown(first.bytes_acked, last.bytes_acked)?;
     let received = grown(first.bytes_received, last.bytes_received)?;
     let is_sender = sent >= received;
-    let mut books = Books { waits: Seconds::default(), alternatives: Seconds::default(), end };
+    let mut books = Books {
+        waits: Seconds::default(),
+        alternatives: Seconds::default(),
+        end,
+        is_path_filled: is_path_filled(samples),
+        is_device_dropping: is_device_dropping(first, last),
+    };
     for pair in samples.windows(2) {
         let [before, now] = pair else { continue };
         let seconds = now.at_ns.saturating_sub(before.at_ns) as f64 / 1e9;
@@ -42,10 +51,6 @@ pub fn sampled(end: Side, samples: &[Sample], cpu: Option<Cpu>) -> Option<Eviden
         }
     }
     let seconds = books.waits.total();
-    if is_sender && is_sent_in_bursts(samples, sent as f64 / seconds) {
-        let queued = std::mem::take(&mut books.waits[Cause::LineRate]);
-        books.add(Cause::Unknown, queued, &ABOVE_TCP);
-    }
     (seconds > 0.0).then(|| Evidence {
         source: Source::Probe(end),
         sender: if is_sender { end } else { end.peer() },
@@ -106,17 +111,37 @@ fn has_queue(sample: &Sample) -> bool {
     })
 }
 
-/// The queues in the path are those of bursts: the program gives less than the path has delivered.
-fn is_sent_in_bursts(samples: &[Sample], bytes_per_s: f64) -> bool {
-    let starved = samples.iter().filter(|sample| sample.app_limited == Some(true)).count();
-    let best = samples.iter().filter_map(|sample| sample.delivery_bytes_per_s).max();
-    starved * 2 > samples.len() && best.is_some_and(|best| bytes_per_s < LINE_LEAST * best as f64)
+/// Whether the path always has packets to carry. A path that carries a rate for a least round trip T without a pause holds
+/// rate * T bytes, and its queue beside them. Queues of bursts pass, and less is in flight then.
+fn is_path_filled(samples: &[Sample]) -> bool {
+    let (Some(first), Some(last)) = (samples.first(), samples.last()) else { return false };
+    let seconds = last.at_ns.saturating_sub(first.at_ns) as f64 / 1e9;
+    let rate = grown(first.bytes_acked, last.bytes_acked).unwrap_or(0) as f64 / seconds;
+    let is_drained = |sample: &&Sample| {
+        let in_flight = sample.unacked_segments.zip(sample.mss_bytes);
+        in_flight.zip(sample.min_rtt_us).is_some_and(|((segments, mss), rtt)| {
+            f64::from(segments) * f64::from(mss) < rate * f64::from(rtt) / 1e6
+        })
+    };
+    let drained = samples.iter().filter(is_drained).count();
+    drained as f64 <= DRAINED * samples.len() as f64
+}
+
+/// Whether the queue of the sender's own device dropped about as much as the connection sent again. Others may have been
+/// dropped there.
+fn is_device_dropping(first: &Sample, last: &Sample) -> bool {
+    let drops = grown(first.device_drops, last.device_drops).unwrap_or(0);
+    let again = first.total_retrans.zip(last.total_retrans);
+    let again = again.map_or(0, |(before, now)| now.saturating_sub(before));
+    drops > 0 && drops as f64 >= DROPPED * f64::from(again)
 }
 
 struct Books {
     waits: Seconds,
     alternatives: Seconds,
     end: Side,
+    is_path_filled: bool,
+    is_device_dropping: bool,
 }
 
 impl Books {
@@ -142,10 +167,10 @@ impl Books {
             .is_some_and(|bytes| unsent > 0 && (in_flight + mss) as f64 >= FULL * f64::from(bytes));
         let is_window_full = unsent > mss && f64::from(unacked) >= FULL * f64::from(window);
         if is_repairing || is_lossy && !has_queue(now) {
-            self.add(Cause::Loss, seconds, &[]);
+            self.lost(seconds, &[]);
         } else if is_peer_full || self.is_peer_limited(before, now) {
             self.add(Cause::ReceiveWindow, seconds, &[]);
-        } else if has_queue(now) && in_flight > 0 {
+        } else if self.is_path_filled && has_queue(now) && in_flight > 0 {
             self.add(Cause::LineRate, seconds, &[]);
         } else if is_window_full {
             self.window_full(now, seconds);
@@ -153,7 +178,11 @@ impl Books {
             self.add(Cause::SendBuffer, seconds, &[]);
         } else if unsent > mss {
             // Data waits and no window is full: pacing, or the device below.
-            self.add(Cause::LineRate, seconds, &[Cause::LocalDevice, Cause::Congestion]);
+            const BELOW: [Cause; 2] = [Cause::LocalDevice, Cause::Congestion];
+            match self.is_path_filled {
+                true => self.add(Cause::LineRate, seconds, &BELOW),
+                false => self.add(Cause::Unknown, seconds, &[&BELOW[..], &ABOVE_TCP].concat()),
+            }
         } else {
             self.nothing_to_send(now, seconds);
         }
@@ -166,11 +195,19 @@ impl Books {
         busy > 0 && limited * 2 > busy
     }
 
+    /// Retransmissions, or the window that they left.
+    fn lost(&mut self, seconds: f64, others: &[Cause]) {
+        match self.is_device_dropping {
+            true => self.add(Cause::LocalDevice, seconds, &[Cause::Loss]),
+            false => self.add(Cause::Loss, seconds, others),
+        }
+    }
+
     fn window_full(&mut self, now: &Sample, seconds: f64) {
         let is_reduced = now.ssthresh_segments.is_some_and(|segments| segments < 0x7fff_ffff);
         let has_lost = now.total_retrans.is_some_and(|count| count > 0);
         match (is_reduced, has_lost) {
-            (_, true) => self.add(Cause::Loss, seconds, &[Cause::Congestion]),
+            (_, true) => self.lost(seconds, &[Cause::Congestion]),
             // Reduced without a loss: by drops below TCP, or a slow start that ended early.
             (true, false) if now.ca_state == Some(CaState::Cwr) => self.add(Cause::LocalDevice, seconds, &[]),
             (true, false) => self.add(Cause::Congestion, seconds, &[Cause::LocalDevice]),
@@ -237,8 +274,9 @@ fn path(samples: &[Sample], is_sender: bool) -> Path {
     let (Some(first), Some(last)) = (samples.first(), samples.last()) else { return Path::default() };
     let seconds = |us: u32| f64::from(us) / 1e6;
     // A delivery rate is the path's while a queue stands in it; others are lower bounds.
+    let is_filled = is_sender && is_path_filled(samples);
     let rates =
-        samples.iter().filter(|sample| is_sender && has_queue(sample) && sample.app_limited != Some(true));
+        samples.iter().filter(|sample| is_filled && has_queue(sample) && sample.app_limited != Some(true));
     let packets = |before: Option<u32>, now: Option<u32>| {
         u64::from(before.zip(now).map_or(0, |(before, now)| now.saturating_sub(before)))
     };

@@ -13,6 +13,8 @@ const UNEVEN: f64 = 2.5;
 const PAUSE_NS: u64 = 50_000;
 /// Bytes that have to be measured before the rate is used.
 const KNOWN_BYTES_MIN: u64 = 96_000;
+/// Arrivals this many times as fast as their acknowledgements come in batches.
+const BATCHED: f64 = 2.0;
 /// Delays make a rate of arrivals or of a burst too low, nothing makes it too high: the upper part counts.
 const UPPER: f64 = 0.85;
 
@@ -167,9 +169,12 @@ impl Line {
         self.bursts.on_ack(at_ns, acknowledged, rtt_ns);
     }
 
-    /// `bytes` passed `ns` after the data before.
-    pub(super) fn on_arrival(&mut self, bytes: u64, ns: u64) {
-        self.arrived.even_step(bytes, ns);
+    /// `bytes` passed `ns` after the data before; `is_first`: nothing was in flight, and the pause is not the link's.
+    pub(super) fn on_arrival(&mut self, bytes: u64, ns: u64, is_first: bool) {
+        match is_first {
+            true => self.arrived.end(),
+            false => self.arrived.even_step(bytes, ns),
+        }
     }
 
     /// Seen as a queue in front of the link.
@@ -182,6 +187,13 @@ impl Line {
     pub(super) fn burst_bytes_per_s(&self, is_at_sender: bool) -> Option<f64> {
         let bursts = self.bursts.rates.quantile(UPPER).filter(|_| is_at_sender);
         bursts.or_else(|| self.acked.seen.quantile(UPPER)).map(|kib| kib as f64 * 1024.0)
+    }
+
+    /// The rate of even arrivals, unless the acknowledgements of the same data are far slower: then what arrives in
+    /// batches was merged behind the link.
+    pub(super) fn plausible(&self, arrived: f64) -> f64 {
+        let acked = self.acked.seen.quantile(UPPER).map(|kib| kib as f64 * 1024.0);
+        acked.filter(|acked| arrived > BATCHED * acked).unwrap_or(arrived)
     }
 
     pub(super) fn arrived_bytes_per_s(&self) -> Option<f64> {
@@ -236,9 +248,27 @@ mod tests {
     fn frames_of_many_segments_measure_the_link_as_well() {
         let mut line = Line::new();
         for index in 0..40u64 {
-            line.on_arrival(65_160, if index % 4 == 0 { 30_000_000 } else { 6_516_000 });
+            line.on_arrival(65_160, if index % 4 == 0 { 30_000_000 } else { 6_516_000 }, false);
         }
         assert!((line.arrived_bytes_per_s().unwrap() / 10e6 - 1.0).abs() < 0.02);
+        // Commands one after the other come as evenly, whatever their target waits for.
+        let mut line = Line::new();
+        (0..40).for_each(|_| line.on_arrival(65_160, 11_000_000, true));
+        assert_eq!(line.arrived_bytes_per_s(), None);
+    }
+
+    /// 64 KiB in 0.1 ms are merged packets if their acknowledgements come at 10 MB/s.
+    #[test]
+    fn batches_of_arrivals_are_no_link() {
+        for (ack_ns, expected) in [(6_553_600, 10e6), (150_000, 655.36e6)] {
+            let mut line = Line::new();
+            for _ in 0..40 {
+                line.on_arrival(65_536, 100_000, false);
+                line.on_ack(65_536, ack_ns, false, 40_000_000);
+            }
+            let rate = line.plausible(line.arrived_bytes_per_s().unwrap());
+            assert!((rate / expected - 1.0).abs() < 0.02, "{ack_ns}: {rate}");
+        }
     }
 
     #[test]
@@ -248,7 +278,7 @@ mod tests {
             // A program's pauses are no part of a run, and acknowledgements of data that did not queue are none.
             let is_pause = index % 10 == 0;
             let ns = if is_pause { 50 * STEP.1 } else { STEP.1 };
-            line.on_arrival(STEP.0, ns);
+            line.on_arrival(STEP.0, ns, false);
             line.on_ack(STEP.0, ns, !is_pause, 20 * STEP.1);
         }
         for rate in [line.queued_bytes_per_s(), line.arrived_bytes_per_s()] {

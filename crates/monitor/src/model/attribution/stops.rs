@@ -5,7 +5,7 @@ use super::values::Values;
 
 /// Share of the bytes in flight that has to be acknowledged before a program may write again. Linux wakes a writer when
 /// a third of the buffer is free; a congestion window lets every acknowledgement out one for one.
-const BUFFER_STEP: f64 = 0.25;
+pub(super) const BUFFER_STEP: f64 = 0.25;
 
 /// Nanoseconds and acknowledged bytes by the way in which the sender went on.
 #[derive(Clone, Copy, Debug, Default)]
@@ -130,6 +130,11 @@ impl Stops {
 
     pub(super) fn in_flight_median(&self) -> Option<u64> {
         self.in_flight.quantile(0.5)
+    }
+
+    /// Bytes in flight at stops: the lower decile.
+    pub(super) fn in_flight_least(&self) -> Option<u64> {
+        self.in_flight.quantile(0.1)
     }
 
     /// How far the bytes in flight at stops spread: their upper to their lower decile.

@@ -61,12 +61,15 @@ fn blocks(depth: u32, seconds: f64) -> f64 {
 
 #[test]
 fn what_remains_follows_from_how_the_time_was_spent() {
-    use Cause::{Congestion, Cpu, LineRate, LocalDevice, Loss, QueueDepth, SendBuffer, Target, ThinkTime};
+    use Cause::{Congestion, Cpu, LineRate, LocalDevice, Loss};
+    use Cause::{NagleDelayedAck, QueueDepth, SendBuffer, Target, ThinkTime};
     let on_link = 256.0 * 1024.0 / USED;
     let held = [(SendBuffer, 0.6), (LineRate, 0.2), (Congestion, 0.2)];
     let shared = [(Target, 0.4), (QueueDepth, 0.25), (ThinkTime, 0.15), (LineRate, 0.2)];
     let alone = [(Target, 0.6), (QueueDepth, 0.2), (LineRate, 0.2)];
     let busy = [(Cpu, 0.5), (SendBuffer, 0.2), (LineRate, 0.3)];
+    let thinks = [(SendBuffer, 0.4), (ThinkTime, 0.4), (LineRate, 0.2)];
+    let ends = [(Cpu, 0.5), (NagleDelayedAck, 0.2), (LineRate, 0.3)];
     let short = [(QueueDepth, 0.6), (SendBuffer, 0.2), (LineRate, 0.2)];
     let full = Caps { in_flight_max_bytes: Some(512 * KIB), ..Caps::default() };
     let window = Caps { window_bytes: Some(400 * KIB), ..Caps::default() };
@@ -75,7 +78,11 @@ fn what_remains_follows_from_how_the_time_was_spent() {
         evidence.protocol.as_mut().unwrap().commands = 40;
         evidence
     };
-    let table: [Case; 16] = [
+    let inferred = |mut evidence: Evidence| {
+        evidence.protocol.as_mut().unwrap().inferred = 100;
+        evidence
+    };
+    let table: [Case; 20] = [
         ("a window that still grew", evidence(3, &held), SendBuffer, Some((USED, LineRate))),
         ("commands behind a full buffer", evidence(1, &held), SendBuffer, Some((USED, LineRate))),
         (
@@ -87,6 +94,24 @@ fn what_remains_follows_from_how_the_time_was_spent() {
         (
             "reads of which not all were seen",
             unseen(read(evidence(2, &held))),
+            SendBuffer,
+            Some((USED, LineRate)),
+        ),
+        (
+            "reads whose commands were cut off",
+            inferred(read(evidence(2, &held))),
+            SendBuffer,
+            Some((USED, LineRate)),
+        ),
+        (
+            "a program that thinks",
+            read(evidence(8, &thinks)),
+            SendBuffer,
+            Some((BYTES as f64 / 4.0, ThinkTime)),
+        ),
+        (
+            "commands that were cut off do not show it",
+            inferred(read(evidence(8, &thinks))),
             SendBuffer,
             Some((USED, LineRate)),
         ),
@@ -105,6 +130,7 @@ fn what_remains_follows_from_how_the_time_was_spent() {
             Some((BYTES as f64 / (BYTES as f64 / USED_ALONE + 152.59 * RTT), QueueDepth)),
         ),
         ("a busy program has no full buffer", evidence(1, &busy), Cpu, Some((USED, LineRate))),
+        ("nor a short segment that waits", evidence(8, &ends), Cpu, Some((USED, LineRate))),
         (
             "all was in flight",
             Evidence { caps: full, ..evidence(2, &short) },

@@ -52,7 +52,7 @@ fn series(is_sender: bool, change: impl Fn(&mut Sample, u64)) -> Vec<Sample> {
 #[test]
 fn the_state_of_a_senders_socket_names_the_limit() {
     type Change = fn(&mut Sample, u64);
-    let table: [(Cause, Change); 9] = [
+    let table: [(Cause, Change); 12] = [
         (Cause::SendBuffer, |sample, _| sample.send_queue_bytes = Some(3 << 20)),
         (Cause::ReceiveWindow, |sample, _| {
             sample.peer_window_bytes = Some(400_000);
@@ -76,9 +76,29 @@ fn the_state_of_a_senders_socket_names_the_limit() {
             sample.ssthresh_segments = Some(200);
             sample.ca_state = Some(CaState::Cwr);
         }),
+        // The queue of the sender's device drops what is sent again; fewer drops are those of others.
+        (Cause::LocalDevice, |sample, index| {
+            sample.cwnd_segments = Some(276);
+            sample.notsent_bytes = Some(1 << 20);
+            sample.total_retrans = Some(5 + index as u32 / 10);
+            sample.device_drops = Some(7 + index / 10);
+        }),
+        (Cause::Loss, |sample, index| {
+            sample.cwnd_segments = Some(276);
+            sample.notsent_bytes = Some(1 << 20);
+            sample.total_retrans = Some(5 + index as u32 / 2);
+            sample.device_drops = Some(7 + index / 10);
+        }),
         (Cause::LineRate, |sample, _| {
             sample.rtt_us = Some(80_000);
+            sample.unacked_segments = Some(442);
             sample.notsent_bytes = Some(1 << 20);
+        }),
+        // The bursts of a full buffer queue in the path, which is empty in between.
+        (Cause::SendBuffer, |sample, index| {
+            sample.rtt_us = Some(80_000);
+            sample.unacked_segments = Some(if index % 10 == 0 { 100 } else { 442 });
+            sample.send_queue_bytes = Some(3 << 20);
         }),
         (Cause::ThinkTime, |sample, _| {
             sample.unacked_segments = Some(0);
@@ -136,26 +156,32 @@ fn a_busy_thread_is_the_processor() {
     }
 }
 
-/// A program that is always busy sends 8 MB/s in bursts, which queue in a path of 20 MB/s.
+/// A program sends 8 MB/s in bursts, which queue in a path of 50 ms: 276 segments are in flight at that rate without a
+/// queue, and at the end of each burst fewer.
 #[test]
-fn bursts_of_a_busy_program_do_not_fill_the_path() {
-    let bursts = |app_limited, delivered| {
-        series(true, move |sample, _| {
+fn bursts_do_not_fill_the_path() {
+    let bursts = |drained: u64, unsent_bytes| {
+        series(true, move |sample, index| {
             sample.rtt_us = Some(80_000);
-            (sample.app_limited, sample.delivery_bytes_per_s) = (Some(app_limited), Some(delivered));
+            sample.unacked_segments = Some(if index % 100 < drained { 200 } else { 442 });
+            sample.notsent_bytes = Some(unsent_bytes);
         })
     };
     let cpu = |busiest_thread, waiting| Some(Cpu { busiest_thread, waiting, cipher: None });
-    for (app_limited, delivered, cpu, limit) in [
-        (true, 20_000_000, cpu(0.8, 0.19), Cause::Cpu),
-        (true, 20_000_000, cpu(0.98, 0.0), Cause::Cpu),
-        (true, 20_000_000, cpu(0.3, 0.1), Cause::Unknown),
-        (true, 20_000_000, None, Cause::Unknown),
-        (true, 9_000_000, cpu(0.8, 0.19), Cause::LineRate),
-        (false, 20_000_000, cpu(0.8, 0.19), Cause::LineRate),
+    for (drained, unsent_bytes, cpu, limit) in [
+        (10, 0, cpu(0.8, 0.19), Cause::Cpu),
+        (10, 0, cpu(0.98, 0.0), Cause::Cpu),
+        (10, 0, cpu(0.3, 0.1), Cause::Unknown),
+        (10, 0, None, Cause::Unknown),
+        (10, 100_000, None, Cause::Unknown),
+        (10, 100_000, cpu(0.98, 0.0), Cause::Cpu),
+        (2, 0, cpu(0.8, 0.19), Cause::LineRate),
+        (0, 100_000, None, Cause::LineRate),
     ] {
-        let verdict = judge(&sampled(Side::Initiator, &bursts(app_limited, delivered), cpu).unwrap());
-        assert_eq!(verdict.limit, limit, "{app_limited} {delivered} {cpu:?}");
+        let evidence = sampled(Side::Initiator, &bursts(drained, unsent_bytes), cpu).unwrap();
+        let verdict = judge(&evidence);
+        assert_eq!(verdict.limit, limit, "{drained} {unsent_bytes} {cpu:?} {:?}", verdict.waits.ranked());
+        assert_eq!(evidence.path.line_bytes_per_s, None);
     }
 }
 

@@ -235,7 +235,8 @@ impl Lane {
     pub(super) fn line_bytes_per_s(&self) -> Option<f64> {
         match (self.line.queued_bytes_per_s(), self.arrival_rate()) {
             (Some(queued), Some(arrived)) => Some(queued.min(arrived)),
-            (queued, arrived) => queued.or(arrived),
+            (None, Some(arrived)) => Some(self.line.plausible(arrived)),
+            (queued, None) => queued,
         }
     }
 
@@ -495,10 +496,10 @@ impl Lane {
             starts_command: false,
             starts_pdu: false,
         });
-        if !self.is_at_sender && !is_repeated {
-            self.line.on_arrival(bytes, gap_ns);
-        }
         let had_nothing_to_send = self.acked >= self.sent;
+        if !self.is_at_sender && !is_repeated {
+            self.line.on_arrival(bytes, gap_ns, had_nothing_to_send);
+        }
         if !is_repeated {
             self.line.on_sent(event.at_ns, segment.offset, end, had_nothing_to_send);
         }

@@ -39,7 +39,7 @@ const PARTS: usize = Part::UnframedLate as usize + 1;
 pub(in super::super) struct Parts([u64; PARTS]);
 
 impl Parts {
-    pub(super) fn add(&mut self, part: Part, ns: u64) {
+    pub(in crate::model::attribution) fn add(&mut self, part: Part, ns: u64) {
         let slot = &mut self.0[part as usize];
         *slot = slot.saturating_add(ns);
     }

@@ -8,6 +8,9 @@ use crate::model::attribution::stops::{Stop, Stops};
 /// Arrivals closer than this are one packet, or as good as one.
 const SAME_NS: u64 = 20_000;
 
+/// Part of a pause for a delayed acknowledgement that the path may vary by.
+const LATE_ACK: u64 = 8;
+
 /// Data has been sent after a pause; what it was is known when all events of its packet have come.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Resume {
@@ -110,7 +113,7 @@ impl Lane {
         let open = parts.take(Part::Open);
         if resume.is_repeated {
             parts.add(if resume.is_local { Part::Local } else { Part::Repair }, open);
-        } else if by_ack
+        } else if (by_ack || self.is_soon_after(ack_ago, gap))
             && !resume.starts_pdu
             && resume.is_empty
             && resume.bytes < resume.mss
@@ -153,6 +156,11 @@ impl Lane {
             };
             self.early = Some(Box::new(early));
         }
+    }
+
+    /// Away from the sender: an acknowledgement took most of the pause, and the rest may be the path's.
+    fn is_soon_after(&self, ack_ago_ns: Option<u64>, gap_ns: u64) -> bool {
+        !self.is_at_sender && ack_ago_ns.is_some_and(|ns| ns <= gap_ns / LATE_ACK)
     }
 
     /// The start of the period counts unless it is the smaller part.
@@ -256,6 +264,38 @@ mod tests {
             let found = [Part::R2t, Part::R2tTarget, Part::SentFull, Part::IdleLess];
             let found = found.map(|part| lane.totals.of(part) / MS);
             assert_eq!(found, expected, "{answer_ns:?}, by R2T {is_by_r2t}, command {starts_command}");
+        }
+    }
+
+    /// The rest of a PDU, less than a segment, leaves after the acknowledgement of all before. Away from the sender the
+    /// path may add to that a part of the pause.
+    #[test]
+    fn a_short_rest_that_waits_for_an_acknowledgement_is_held_by_nagle() {
+        for (place, ack_ago_ms, starts_pdu, expected) in [
+            (0, 0, false, [40, 0]),
+            (0, 4, false, [0, 40]),
+            (20 * MS, 0, false, [40, 0]),
+            (20 * MS, 4, false, [40, 0]),
+            (20 * MS, 10, false, [0, 40]),
+            (20 * MS, 4, true, [0, 40]),
+        ] {
+            let mut lane = Lane::new(Side::Initiator);
+            lane.set_distances(place, 20 * MS);
+            let mut parts = Parts::default();
+            parts.add(Part::Open, 40 * MS);
+            let ack_ns = Some((100 - ack_ago_ms) * MS);
+            lane.resume = Some(Resume {
+                parts,
+                bytes: 400,
+                in_flight_stopped: 1024,
+                ack_ns,
+                starts_pdu,
+                stopped_ns: 60 * MS,
+                ..resume()
+            });
+            lane.settle(2);
+            let found = [lane.totals.of(Part::Nagle) / MS, lane.stops.own.ns / MS];
+            assert_eq!(found, expected, "{place} {ack_ago_ms} {starts_pdu}");
         }
     }
 }
