@@ -13,6 +13,8 @@ const SAMPLE: usize = 6;
 /// Runs of a cell until its verdicts are right: other work on the machine is a limit as well.
 const RUNS_MAX: u64 = 3;
 const SECONDS: f64 = 2.5;
+/// Rounds of commands that a run has at least.
+const ROUNDS_MIN: f64 = 4.0;
 const WARM_SECONDS: f64 = 0.5;
 /// A machine that delays the emulator longer than this measures itself.
 const LATE_MS_MAX: f64 = 25.0;
@@ -23,8 +25,10 @@ const RIGHT_MIN: f64 = 0.6;
 /// Verdicts from the three captures of a cell.
 fn judge(context: &Context, programs: &Programs, cell: &Cell, seed: u64) -> Result<(Measured, Vec<Judged>)> {
     let dir = scratch()?;
+    let setup = &cell.setup;
+    let round_seconds = setup.load.block as f64 * f64::from(setup.load.depth) / setup.about();
     let take = Take {
-        seconds: SECONDS,
+        seconds: SECONDS.max(ROUNDS_MIN * round_seconds),
         warm_seconds: WARM_SECONDS,
         captures: Some(dir.path()),
         has_watch: false,
