@@ -112,6 +112,10 @@ fn dump(port: u16, to: &Path) -> Result<Running> {
     Ok(dump)
 }
 
+/// Captures in which a PDU is missing until the case fails: on a busy machine packets of the loopback are captured out of
+/// order, and tshark then takes data for headers.
+const RUNS_MAX: usize = 3;
+
 /// The program that serves.
 #[derive(Clone, Copy, Debug)]
 enum Server {
@@ -209,7 +213,12 @@ fn tools(_: &Context, _: &Path, url: &Url) -> Result<()> {
 
 pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
     for (name, server, load, is_sampled) in CASES {
-        let (name, body) = (format!("pdus-{name}"), || compare(context, server, load));
+        let body = || {
+            (1..RUNS_MAX)
+                .find_map(|_| compare(context, server, load).ok())
+                .map_or_else(|| compare(context, server, load), Ok)
+        };
+        let name = format!("pdus-{name}");
         if is_sampled {
             cases.check(&name, body);
         } else {
