@@ -177,7 +177,10 @@ impl Failure {
 
     pub fn io(attempted: impl Into<String>, object: impl Into<String>, error: &IoError) -> Self {
         let (ending, hint) = match error.kind {
-            IoErrorKind::Unreachable => (Ending::Unreachable, "start it again once the peer answers"),
+            IoErrorKind::Unreachable => (
+                Ending::Unreachable,
+                "give the same command once the peer answers; the option timeout=2m waits longer for it",
+            ),
             IoErrorKind::Refused => (Ending::Authentication, ""),
             IoErrorKind::NoSpace => (Ending::Failed, "free space, or give the destination more"),
             IoErrorKind::FlushFailed => {

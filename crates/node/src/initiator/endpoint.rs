@@ -429,9 +429,13 @@ impl Peer for IscsiPeer {
         let url = &self.url;
         match change {
             Change::Lost { reason, unanswered, pause } => {
-                tracing::warn!(
-                    %url, reason, unanswered, "connection lost: connecting again in {} ms", pause.as_millis()
-                );
+                let pause_ms = pause.as_millis();
+                // A further session without a request delays nothing, and says nothing that the first does not say.
+                if self.is_sibling && *unanswered == 0 {
+                    tracing::debug!(%url, reason, "further session lost: connecting again in {pause_ms} ms");
+                } else {
+                    tracing::warn!(%url, reason, unanswered, "connection lost: connecting again in {pause_ms} ms");
+                }
                 self.route.on_lost();
             }
             // No alarm: a copy that ends without a flush has failed for another reason, which it reports.

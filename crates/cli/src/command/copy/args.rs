@@ -178,11 +178,11 @@ pub(crate) struct Shape {
     #[arg(long, value_name = "SIZE", value_parser = parse_chunk)]
     chunk: Option<u32>,
 
-    /// Sessions with an iSCSI target: `auto` or a number, at most
+    /// Sessions with an iSCSI target: `auto`, or a number from 1 to 8
     ///
     /// Further sessions help on a long path where a socket buffer, or what the target takes of one session, ends before the path
-    /// does. `auto` adds them where requests wait and the path does not, and keeps those that raise the rate. A number is that
-    /// of the sessions from the start; 1 is never more. A target that refuses further ones is no error.
+    /// does. `auto` adds them where requests wait and the path does not, and keeps those that raise the rate. N opens as many
+    /// at once; with 1 there is never another. A target that refuses further ones is no error.
     #[arg(long, default_value = "auto", value_name = "auto|N", value_parser = parse_connections)]
     connections: Connections,
 }

@@ -185,8 +185,8 @@ impl Demo<'_> {
         if self.wan.is_some() && !self.context.json {
             output::line(
                 "  The relay delays the bytes of two loopback connections: it shows what round trips cost, and no congestion control.\n  \
-                 The kernel measures the round trip to the relay, so that the copy has to search for its depth, which it knows at\n  \
-                 once on a real path. `hikyaku lab wan-write` (root) has a path with packets.",
+                 The kernel measures the round trip to the relay only: the copy starts more slowly here than on a real path.\n  \
+                 `hikyaku lab wan-write` (root) has a path with packets.",
             );
         }
         Ok(steps)
