@@ -40,7 +40,7 @@ pub use host::{
     Listener, Tap, Thread, World, addresses, adopt, check_congestion_control, congestion_control, enter,
     entropy, force_send_buffer, listen, path, prefer_bbr, settle, socket, spawn,
 };
-pub use path::{Path, SocketBuffer};
+pub use path::{Path, SocketBuffer, is_queued};
 pub use socket::{Incoming, Outgoing, SPANS_PER_RECEIVE};
 pub use spin::SpinReport;
 

@@ -49,6 +49,11 @@ impl Path {
         self.unsent_bytes >= CONGESTED_BYTES && !is_of_peer
     }
 
+    /// Whether the peer is far enough away for the kernel's own bounds of buffers to be an obstacle.
+    pub fn is_far(&self) -> bool {
+        self.round_trip_least >= NEAR
+    }
+
     /// Whether data waits for a congestion window that is in use. One that losses keep small leaves the send buffer small as
     /// well, so less may wait than [`Self::is_congested`] asks for.
     pub fn is_window_full(&self) -> bool {
@@ -59,6 +64,15 @@ impl Path {
     pub fn has_lost_since(&self, before: &Self) -> bool {
         (self.retransmitted, self.out_of_order) != (before.retransmitted, before.out_of_order)
     }
+}
+
+/// A round-trip time above the least one by this factor, and [`QUEUE_MIN`], is that of a queue.
+const QUEUED: f64 = 1.125;
+const QUEUE_MIN: Duration = Duration::from_millis(1);
+
+/// Whether a smoothed round-trip time shows a queue on a path with this least one.
+pub fn is_queued(round_trip: Duration, least: Duration) -> bool {
+    round_trip > least.mul_f64(QUEUED) + QUEUE_MIN
 }
 
 /// A buffer of a TCP socket.
@@ -139,7 +153,7 @@ pub(crate) fn widen_window(socket: &OwnedFd) {
 /// grows by itself; a large one would only let data leave the processor's cache before it is read.
 pub(crate) fn settle(socket: &OwnedFd) -> io::Result<()> {
     let is_wide = sockopt::socket_recv_buffer_size(socket)? as u64 >= FAR_BYTES;
-    let is_near = of(socket).is_some_and(|path| path.round_trip < NEAR);
+    let is_near = of(socket).is_some_and(|path| !path.is_far());
     if is_wide && is_near {
         // An older kernel would keep the small buffer for good: there the large one stays.
         unlock_buffers(socket)?;
@@ -240,6 +254,7 @@ pub(crate) fn set_congestion_control(socket: &OwnedFd, name: &str) -> io::Result
             let names = fs::read_to_string(format!("/proc/sys/net/ipv4/tcp_{which}_congestion_control"));
             names.map_or_else(|_| "unknown".to_owned(), |names| names.trim().to_owned())
         };
+        let name = name.escape_debug();
         let text = match errno {
             Errno::NOENT => {
                 let names = list("available");
@@ -348,11 +363,17 @@ mod tests {
             socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap().into();
         set_congestion_control(&socket, "reno").unwrap();
         assert_eq!(congestion_control(&socket).as_deref(), Some("reno"));
-        for name in ["", "nosuch", "reno/", "longer_than_the_kernel_keeps"] {
+        for (name, shown) in [
+            ("", "''"),
+            ("nosuch", "'nosuch'"),
+            ("reno/", "'reno/'"),
+            ("longer_than_the_kernel_keeps", "'longer_than_the_kernel_keeps'"),
+            ("a\nb\t\u{1b}", "'a\\nb\\t\\u{1b}'"),
+        ] {
             let error = set_congestion_control(&socket, name).unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::NotFound, "{error}");
             let text = error.to_string();
-            assert!(text.contains(&format!("'{name}'")) && text.contains("reno"), "{text}");
+            assert!(text.contains(shown) && text.contains("reno"), "{text}");
         }
     }
 }

@@ -120,14 +120,6 @@ pub fn make(limit: Limit, share: f64, peers: Peers, rtt_ms: f64, mbit: f64, is_w
         }
         Limit::Loss => {
             let loss = (1.2 * MSS / (share * product)).powi(2).clamp(1e-4, 0.02);
-            let is_ours = match healthy.peers {
-                Peers::LibiscsiTgt => false,
-                Peers::OursTgt => healthy.load.is_write,
-                Peers::QemuOurs => !healthy.load.is_write,
-                Peers::Ours => true,
-            };
-            // This program goes on with BBR, which fills the line in spite of losses.
-            also.extend(is_ours.then_some(Limit::LineRate));
             (wrong(Injection::Loss(loss)), Some(healthy.clone()))
         }
         Limit::NagleDelayedAck => {

@@ -12,6 +12,8 @@ use super::{Answer, Cell, Limit, Setup, View};
 pub const CONFIDENT: f64 = 0.8;
 /// Greatest error of a predicted rate, and of a measured one.
 const GAIN_ERROR_MAX: f64 = 0.15;
+/// Part of the line's rate from which losses limit no more.
+const FILLED: f64 = 0.8;
 const RATE_ERROR_MAX: f64 = 0.10;
 
 /// One answer and what is true.
@@ -39,11 +41,16 @@ pub enum Mark {
 
 impl Judged {
     pub fn new(cell: &Cell, view: View, answer: Answer, mb_per_s: f64, cured_mb_per_s: Option<f64>) -> Self {
+        let mut also = cell.as_true(view);
+        // This program goes on with BBR, which fills the line in spite of losses.
+        if cell.limit == Limit::Loss && mb_per_s * 1e6 >= FILLED * cell.setup.load.line() {
+            also.push(Limit::LineRate);
+        }
         Self {
             cell: cell.name.clone(),
             view,
             truth: cell.limit,
-            also: cell.as_true(view),
+            also,
             answer,
             measured_mb_per_s: mb_per_s,
             cured_mb_per_s,
@@ -67,7 +74,8 @@ impl Judged {
     /// Whether the predicted rate without the limit is the rate that was measured without it; `None` if there is
     /// nothing to compare.
     fn foresaw_gain(&self) -> Option<bool> {
-        let cured = self.cured_mb_per_s.filter(|_| self.mark() == Mark::Right)?;
+        let is_removable = self.answer.limit != Limit::LineRate;
+        let cured = self.cured_mb_per_s.filter(|_| self.mark() == Mark::Right && is_removable)?;
         Some(self.answer.expected_mb_per_s.is_some_and(|expected| is_near(expected, cured, GAIN_ERROR_MAX)))
     }
 

@@ -39,9 +39,6 @@ const TRIAL_WINDOWS: u32 = SETTLE_WINDOWS + 2;
 const GROWS: f64 = 1.1;
 /// Requests wait where so many times the bytes are outstanding that the path carries in a round trip.
 const WAITING: f64 = 1.25;
-/// A round-trip time above the shortest one by this factor, and [`QUEUE_MIN`], is that of a queue.
-const QUEUED: f64 = 1.125;
-const QUEUE_MIN: Duration = Duration::from_millis(1);
 /// After a loss it is not known for this time whether the congestion window is the bound.
 const LOSS_MEMORY: Duration = Duration::from_secs(20);
 /// Most bytes of one link on the path of which a buffer of usual size can be the bound: `tcp_rmem` is 6 MiB, `tcp_wmem` 4.
@@ -212,7 +209,7 @@ impl Growth {
     /// Whether the path may be full, or is too short for a second link.
     fn is_full(&self, now: Duration, sample: Sample) -> bool {
         let least = sample.round_trip_least.unwrap_or_default();
-        let is_queued = self.round_trip > least.mul_f64(QUEUED) + QUEUE_MIN;
+        let is_queued = io::is_queued(self.round_trip, least);
         let has_lost = self.lost_at.is_some_and(|at| now < at + LOSS_MEMORY);
         least < ROUND_TRIP_MIN || is_queued || has_lost || sample.is_congested
     }

@@ -162,7 +162,7 @@ impl Distance {
     }
 
     /// Ends a round trip, and the window with it unless something was lost. `paths`: the kernel's state now, and one round
-    /// trip ago, of this connection or an earlier one.
+    /// trip ago on the same connection.
     pub(super) fn on_round(&mut self, now: Duration, paths: [Option<Path>; 2]) {
         let passed = now.saturating_sub(self.since).as_secs_f64();
         self.round_trip = paths[0].unwrap_or_default().round_trip;

@@ -166,6 +166,8 @@ impl IscsiPeer {
         self.options.on_login(&Login { address, protection, next_key: session.next_key() });
         (self.tried_again, self.seal_refused) = (false, false);
         self.distance = self.distance.of_next(io.now());
+        // The counters of another connection do not tell what this one has lost.
+        self.seen = None;
         self.look_at_path(io, session);
         self.send_queries(io, session);
     }

@@ -12,9 +12,6 @@ use io::Path;
 
 /// A shorter round trip lets CUBIC recover before the loss costs much.
 const ROUND_TRIP_MIN: Duration = Duration::from_millis(5);
-/// A round-trip time above the shortest one by this factor, and [`QUEUE_MIN`], is that of a queue.
-const QUEUED: f64 = 1.125;
-const QUEUE_MIN: Duration = Duration::from_millis(1);
 /// Losses without a queue after which the path counts as one that loses packets by itself.
 const LOSSES: u32 = 3;
 /// Round trips in which retransmissions belong to one loss.
@@ -60,8 +57,7 @@ impl Congestion {
         self.next = now + recovery;
         // On a slow path the time between two looks is that of a send, seconds with many losses.
         let most = (passed.as_secs_f64() / recovery.as_secs_f64()) as u32;
-        let is_queued = path.round_trip > path.round_trip_least.mul_f64(QUEUED) + QUEUE_MIN;
-        if is_queued {
+        if io::is_queued(path.round_trip, path.round_trip_least) {
             self.losses = 0;
         } else if was_full || self.was_full {
             self.losses += retransmitted.min(most.max(1));
@@ -77,22 +73,27 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// Looks until nothing is due at `step` intervals; each item is the retransmissions so far, the smoothed round-trip
-    /// time in ms and the bytes that the window holds back. Returns the look at which BBR is chosen.
+    fn path(least_ms: u32, round_trip_ms: u32, retransmitted: u32, unsent_bytes: u64) -> Option<Path> {
+        Some(Path {
+            round_trip: MS * round_trip_ms,
+            round_trip_least: MS * least_ms,
+            retransmitted,
+            unsent_bytes,
+            unacknowledged_bytes: 1 << 20,
+            ..Path::default()
+        })
+    }
+
+    /// Looks each 500 ms; each item is the retransmissions so far, the smoothed round-trip time in ms and the bytes that
+    /// the window holds back. Returns the look at which BBR is chosen.
     fn chosen(least_ms: u32, looks: &[(u32, u32, u64)]) -> Option<usize> {
         let mut congestion = Congestion::default();
         looks.iter().enumerate().find_map(|(index, (retransmitted, round_trip_ms, unsent_bytes))| {
             let now = MS * 500 * index as u32;
             assert!(congestion.is_due(now));
-            let path = Path {
-                round_trip: MS * *round_trip_ms,
-                round_trip_least: MS * least_ms,
-                retransmitted: *retransmitted,
-                unsent_bytes: *unsent_bytes,
-                unacknowledged_bytes: 1 << 20,
-                ..Path::default()
-            };
-            congestion.look(now, Some(path)).then_some(index)
+            congestion
+                .look(now, path(least_ms, *round_trip_ms, *retransmitted, *unsent_bytes))
+                .then_some(index)
         })
     }
 
@@ -119,16 +120,7 @@ mod tests {
     #[test]
     fn one_recovery_is_one_loss() {
         let mut congestion = Congestion::default();
-        let path = |retransmitted| {
-            let (round_trip, unsent_bytes) = (MS * 100, 1 << 20);
-            Some(Path {
-                round_trip,
-                round_trip_least: round_trip,
-                unsent_bytes,
-                retransmitted,
-                ..Path::default()
-            })
-        };
+        let path = |retransmitted| path(100, 100, retransmitted, 1 << 20);
         assert!(!congestion.look(MS, path(10)));
         assert!(!congestion.is_due(MS * 200) && congestion.is_due(MS * 201));
         assert!(!congestion.look(MS * 201, path(10)), "no further one");
@@ -139,16 +131,7 @@ mod tests {
     fn many_losses_between_two_looks_are_seen_at_once() {
         for (retransmitted, seconds, expected) in [(7, 4, true), (2, 4, false), (7, 0, false)] {
             let mut congestion = Congestion::default();
-            let path = |retransmitted| {
-                let (round_trip, unsent_bytes) = (MS * 50, 1 << 20);
-                Some(Path {
-                    round_trip,
-                    round_trip_least: round_trip,
-                    unsent_bytes,
-                    retransmitted,
-                    ..Path::default()
-                })
-            };
+            let path = |retransmitted| path(50, 50, retransmitted, 1 << 20);
             assert!(!congestion.look(MS, path(0)));
             let is_chosen = congestion.look(MS * 100 + Duration::from_secs(seconds), path(retransmitted));
             assert_eq!(is_chosen, expected, "{retransmitted} in {seconds} s");

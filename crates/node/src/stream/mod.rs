@@ -38,10 +38,9 @@ pub(crate) use transport::{Socket, Transport};
 const PATH_AGE: Duration = Duration::from_millis(20);
 /// Bound of the payload bytes of one send: keeps the buffers in use within the cache.
 pub(crate) const SEND_BYTES_MAX: usize = 1 << 20;
-/// The same on a path of [`FAR`] or more, where a send lasts until the congestion window has taken it: a small command waits
-/// for at most one.
+/// The same to a far peer, where a send lasts until the congestion window has taken it: a small command waits for at most
+/// one.
 const FAR_SEND_BYTES_MAX: usize = 256 << 10;
-const FAR: Duration = Duration::from_millis(4);
 
 /// Interval of retries for memory when no operation of the connection is in flight whose end could free some.
 const MEMORY_PAUSE: Duration = Duration::from_millis(1);
@@ -369,7 +368,7 @@ impl Stream {
             sealed.retire(now);
         }
         let Some(mut outgoing) = self.outgoing.take() else { return Ok(()) };
-        let is_far = self.looked.1.is_some_and(|path| path.round_trip_least >= FAR);
+        let is_far = self.looked.1.is_some_and(|path| path.is_far());
         let bytes = if is_far { bytes.min(FAR_SEND_BYTES_MAX) } else { bytes };
         let result = match &mut self.framing {
             Framing::Plain(_) => {
