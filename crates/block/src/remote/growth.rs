@@ -6,7 +6,8 @@
 //! stay as the rate is worth, in rates of one link.
 //!
 //! A path that is full has a queue, which the round-trip time shows, or loses packets, or its congestion window holds data
-//! back. More links would then only take from the connections of others.
+//! back. More links would then only take from the connections of others. A sender whose window travels as one burst has a
+//! queue as well, which the burst is to itself; but between its bursts nothing moves.
 //!
 //! Pure: the input is a [`Sample`] for each window.
 
@@ -39,6 +40,11 @@ const TRIAL_WINDOWS: u32 = SETTLE_WINDOWS + 2;
 const GROWS: f64 = 1.1;
 /// Requests wait where so many times the bytes are outstanding that the path carries in a round trip.
 const WAITING: f64 = 1.25;
+/// Nothing has moved for this part of a round trip, and for longer than so many bytes take at the present rate, which one
+/// send may have: a pause. Where pauses are this part of a window, the path is not full.
+const PAUSE_ROUNDS: f64 = 0.125;
+const PAUSE_BYTES: f64 = (512u64 << 10) as f64;
+const PAUSES: f64 = 0.25;
 /// After a loss it is not known for this time whether the congestion window is the bound.
 const LOSS_MEMORY: Duration = Duration::from_secs(20);
 /// Most bytes of one link on the path of which a buffer of usual size can be the bound: `tcp_rmem` is 6 MiB, `tcp_wmem` 4.
@@ -101,6 +107,12 @@ pub(super) struct Growth {
     /// The present window: its start, and the fewest bytes that were outstanding.
     since: Duration,
     least: u64,
+    /// Since when nothing has moved, and the pauses of the window so far.
+    moved_at: Duration,
+    moved: u64,
+    paused: Duration,
+    /// Bytes per second of the last window.
+    rate_last: f64,
     /// At the start of the window.
     bytes: u64,
     losses: u64,
@@ -124,6 +136,10 @@ impl Growth {
             pause: PAUSE_MIN,
             since: now,
             least: 0,
+            moved_at: now,
+            moved: 0,
+            paused: Duration::ZERO,
+            rate_last: 0.0,
             bytes: 0,
             losses: 0,
             lost_at: None,
@@ -157,6 +173,18 @@ impl Growth {
         self.least = self.least.min(bytes);
     }
 
+    /// Called after events; `bytes` as [`Sample::bytes`].
+    pub(super) fn on_bytes(&mut self, now: Duration, bytes: u64) {
+        if std::mem::replace(&mut self.moved, bytes) == bytes {
+            return;
+        }
+        let gap = now.saturating_sub(std::mem::replace(&mut self.moved_at, now));
+        let least = (self.round_trip.as_secs_f64() * PAUSE_ROUNDS).max(PAUSE_BYTES / self.rate_last.max(1.0));
+        if gap.as_secs_f64() > least {
+            self.paused += gap;
+        }
+    }
+
     /// Whether the window ends: [`Self::on_window`] is to be called.
     pub(super) fn is_due(&self, now: Duration) -> bool {
         self.links != Links::One
@@ -168,6 +196,8 @@ impl Growth {
         let passed = now.saturating_sub(self.since).as_secs_f64();
         let rate = sample.bytes.saturating_sub(self.bytes) as f64 / passed.max(1e-6);
         let least = std::mem::replace(&mut self.least, outstanding);
+        let has_pauses = std::mem::take(&mut self.paused).as_secs_f64() > PAUSES * passed;
+        self.rate_last = rate;
         (self.since, self.bytes) = (now, sample.bytes);
         // A counter begins anew with each connection.
         if std::mem::replace(&mut self.losses, sample.losses) != sample.losses {
@@ -187,7 +217,7 @@ impl Growth {
             (Links::Auto, Phase::Watch { rate: before }) => {
                 self.phase = Phase::Watch { rate };
                 let is_bound = rate > 0.0 && (rate < before * GROWS || sample.is_short);
-                if is_bound && self.is_waiting(rate, least) && !self.is_full(now, sample) {
+                if is_bound && self.is_waiting(rate, least) && !self.is_full(now, sample, has_pauses) {
                     self.try_more(rate);
                 }
             }
@@ -207,9 +237,9 @@ impl Growth {
     }
 
     /// Whether the path may be full, or is too short for a second link.
-    fn is_full(&self, now: Duration, sample: Sample) -> bool {
+    fn is_full(&self, now: Duration, sample: Sample, has_pauses: bool) -> bool {
         let least = sample.round_trip_least.unwrap_or_default();
-        let is_queued = io::is_queued(self.round_trip, least);
+        let is_queued = io::is_queued(self.round_trip, least) && !has_pauses;
         let has_lost = self.lost_at.is_some_and(|at| now < at + LOSS_MEMORY);
         least < ROUND_TRIP_MIN || is_queued || has_lost || sample.is_congested
     }
@@ -261,6 +291,8 @@ mod tests {
         submitted: u64,
         /// A full path has a queue of this length.
         queue: Duration,
+        /// What is in flight travels as one burst, which has that queue as well.
+        is_burst: bool,
         is_congested: bool,
         losses_per_window: u64,
         /// Links that the server grants.
@@ -273,6 +305,7 @@ mod tests {
         link_bytes: 4e6,
         submitted: 64 << 20,
         queue: Duration::from_millis(20),
+        is_burst: false,
         is_congested: false,
         losses_per_window: 0,
         granted: LINKS_MAX,
@@ -298,10 +331,11 @@ mod tests {
                 }
                 let flying = flying.min(self.submitted as f64);
                 let reached = (flying / self.round_trip.as_secs_f64()).min(self.rate);
-                let is_full = reached >= self.rate;
+                let is_full = self.is_burst || reached >= self.rate;
                 bytes += reached * window.as_secs_f64();
                 losses += self.losses_per_window;
                 growth.on_outstanding(self.submitted);
+                self.travel(&mut growth, now, window, (flying, bytes));
                 assert!(growth.is_due(now));
                 growth.on_window(
                     now,
@@ -324,6 +358,18 @@ mod tests {
             (counts, self.round_trip * WINDOW_ROUNDS * half)
         }
 
+        /// The bytes of a window arrive: all the time, or in bursts of `flying` at the rate of the path.
+        fn travel(self, growth: &mut Growth, end: Duration, window: Duration, (flying, bytes): (f64, f64)) {
+            let busy = if self.is_burst { flying / self.rate } else { self.round_trip.as_secs_f64() };
+            let steps = window.as_millis() as u32;
+            for step in 1..=steps {
+                let at = end - window + MS * step;
+                if at.as_secs_f64() % self.round_trip.as_secs_f64() < busy {
+                    growth.on_bytes(at, bytes as u64 - u64::from(steps - step));
+                }
+            }
+        }
+
         fn most(self) -> usize {
             self.run(Links::Auto, 400).0.into_iter().max().unwrap_or_default()
         }
@@ -337,6 +383,7 @@ mod tests {
             (Bench { rate: 60e6, ..PATH }, 2),
             (Bench { link_bytes: 2e6, rate: 40e6, ..PATH }, 2),
             (Bench { round_trip: MS * 200, link_bytes: 4e6, rate: 1e9, submitted: 128 << 20, ..PATH }, 8),
+            (Bench { is_burst: true, ..PATH }, 3),
             (Bench { granted: 2, ..PATH }, 2),
             (Bench { granted: 1, ..PATH }, 1),
         ] {
@@ -350,6 +397,7 @@ mod tests {
         for (path, why) in [
             (Bench { round_trip: MS, ..PATH }, "short"),
             (Bench { rate: 30e6, ..PATH }, "its queue shows that it is full"),
+            (Bench { rate: 30e6, is_burst: true, ..PATH }, "a burst lasts until the next one"),
             (Bench { is_congested: true, ..PATH }, "the congestion window is the bound"),
             (Bench { losses_per_window: 1, ..PATH }, "it loses packets"),
             (Bench { submitted: 3 << 20, ..PATH }, "the submitter has no more"),

@@ -162,6 +162,10 @@ impl<P: Peer> Several<P> {
         self.links.iter().map(|link| link.backlog().bytes()).sum()
     }
 
+    fn transferred(&self) -> u64 {
+        self.links.iter().map(Remote::transferred).sum()
+    }
+
     /// Requests have ended.
     fn measure(&mut self, now: Duration) {
         let outstanding = self.outstanding();
@@ -178,7 +182,7 @@ impl<P: Peer> Several<P> {
             losses: connections().map(losses).sum(),
             is_congested: connections().any(|path| path.is_congested()),
             is_short: paths.iter().any(|path| path.missing().next().is_some()),
-            bytes: self.links.iter().map(Remote::transferred).sum(),
+            bytes: self.transferred(),
             serving: self.serving(),
         };
         self.growth.on_window(now, outstanding, sample);
@@ -211,6 +215,7 @@ impl<P: Peer> Endpoint for Several<P> {
         self.links[index].on_event(io, event, done);
         self.move_unsent(io, index, done);
         self.adjust(io);
+        self.growth.on_bytes(io.now(), self.transferred());
         if done.len() > before {
             self.measure(io.now());
         }
