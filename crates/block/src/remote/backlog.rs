@@ -19,7 +19,7 @@ pub(super) struct Work {
     pub(super) kind: Kind,
     /// Bytes that are done; a request may take several commands.
     pub(super) done: u64,
-    /// A command of it was given to a connection.
+    /// A command of it was given to a connection, which may still carry it out.
     was_sent: bool,
     /// The cache's counters at submission.
     pub(super) mark: Mark,
@@ -105,7 +105,9 @@ impl Backlog {
         self.queue.push_front(key);
     }
 
+    /// Defers a request whose command was answered, and not carried out.
     pub(super) fn again_at(&mut self, key: usize, at: Duration) {
+        self.works[key].was_sent = false;
         self.later.push_back((at, key));
     }
 
@@ -172,12 +174,15 @@ impl Backlog {
         done.push(Completion { id: work.id, result });
     }
 
-    /// Takes back the requests of which no connection was given a command, in the order of submission. Flushes stay.
+    /// Takes back the requests of which no connection may carry out a command, in the order of submission. Flushes stay.
     pub(super) fn take_unsent(&mut self) -> Vec<Request> {
         let works = &self.works;
         let stays = |key: &usize| works[*key].was_sent || matches!(works[*key].kind, Kind::Flush);
-        let unsent: Vec<usize> = self.queue.iter().copied().filter(|key| !stays(key)).collect();
+        let waiting = self.queue.iter().chain(self.later.iter().map(|(_, key)| key));
+        let mut unsent: Vec<usize> = waiting.copied().filter(|key| !stays(key)).collect();
+        unsent.sort_by_key(|key| works[*key].sequence);
         self.queue.retain(stays);
+        self.later.retain(|(_, key)| stays(key));
         let taken = unsent.into_iter().map(|key| self.works.remove(key));
         let requests: Vec<_> = taken.map(|work| Request { id: work.id, kind: work.kind }).collect();
         self.bytes -= requests.iter().map(|request| bytes_of(&request.kind)).sum::<u64>();

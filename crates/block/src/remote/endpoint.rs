@@ -19,6 +19,9 @@ use crate::{
 /// it, and on a long path it would cost every command a round trip.
 pub(super) const LOGOUT_WAIT: Duration = Duration::from_millis(20);
 
+/// A link whose commands are all to be sent again later, for this time, is turned away.
+const TURNED_AWAY: Duration = Duration::from_secs(2);
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LinkState {
     Opening,
@@ -169,6 +172,12 @@ impl<P: Peer> Remote<P> {
     /// Whether it was closed, or its last link has ended for good.
     pub(super) fn is_ending(&self) -> bool {
         matches!(self.link_state, LinkState::Closing(_) | LinkState::Closed)
+    }
+
+    /// What the other end answers for some time instead of carrying out any command.
+    pub(super) fn turned_away(&self, now: Duration) -> Option<&str> {
+        let is_long = !self.backlog.is_empty() && self.backlog.waited(now) >= TURNED_AWAY;
+        self.last_answer.as_deref().filter(|_| is_long && self.is_serving())
     }
 
     pub(super) fn own(&self) -> [Owner; 2] {

@@ -26,7 +26,8 @@ use crate::{
 ///   link (SBC-3 4.15). The first link is older than every write that the endpoint has not flushed, so it detects each
 ///   loss of power that could have taken one; a younger one might not have been there. A loss that several links report
 ///   may fail a second flush.
-/// - **Fewer.** A link that is not wanted any more gets no request, and is closed when its last one has ended.
+/// - **Fewer.** A link that is not wanted any more gets no request, and is closed when its last one has ended. So does a
+///   further one of which the server carries out no command; those that it has answered move to the others.
 ///
 /// Only for a submitter that waits for completions where it needs an order, as [`Endpoint::submit`] says; even the order of
 /// submission, which one link keeps, is not kept.
@@ -87,11 +88,12 @@ impl<P: Peer> Several<P> {
         Ok(serving.min_by_key(load).map_or(0, |(index, _)| index))
     }
 
-    /// Submits requests to other links that a link without connection has not sent.
+    /// Submits requests to other links that a link without connection, or one that is not wanted, has not sent.
     fn move_unsent(&mut self, io: &mut Io, from: usize, done: &mut Vec<Completion>) {
         let link = &mut self.links[from];
+        let keeps = link.is_serving() && from < self.growth.wanted();
         // Writes behind a stale one would come back here.
-        if link.is_serving() || link.is_stale() || link.backlog().is_empty() || self.serving() == 0 {
+        if keeps || link.is_stale() || link.backlog().is_empty() || self.serving() == 0 {
             return;
         }
         for request in self.links[from].take_unsent() {
@@ -100,32 +102,40 @@ impl<P: Peer> Several<P> {
     }
 
     /// Opens and closes links, so that those wanted are there.
-    fn adjust(&mut self, io: &mut Io) {
+    fn adjust(&mut self, io: &mut Io, done: &mut Vec<Completion>) {
         if self.is_closing {
             return;
         }
         self.give_up_refused(io.now());
-        let wanted = self.growth.wanted();
-        for link in self.links.iter_mut().skip(wanted) {
+        for index in self.growth.wanted()..self.links.len() {
+            self.move_unsent(io, index, done);
+            let link = &mut self.links[index];
             if link.backlog().is_empty() && !link.is_stale() && !link.is_ending() {
                 link.close(io);
             }
         }
+        let wanted = self.growth.wanted();
         self.open = self.open.min(wanted);
         while self.open < wanted && self.links[0].is_serving() && self.open_next(io) {
             self.open += 1;
         }
     }
 
-    /// The links that have ended for good count no more.
+    /// The links that have ended for good count no more, nor those that are turned away.
     fn give_up_refused(&mut self, now: Duration) {
         let mut index = 1;
         while index < self.open {
-            if !self.links[index].is_closed() {
+            let link = &self.links[index];
+            let turned_away = link.turned_away(now).map(|answer| format!("nothing but {answer}"));
+            if turned_away.is_none() && !link.is_closed() {
                 index += 1;
                 continue;
             }
-            if let State::Failed(error) = self.links[index].state() {
+            let error = match link.state() {
+                State::Failed(error) => Some(error.to_string()),
+                State::Opening | State::Ready => turned_away,
+            };
+            if let Some(error) = error {
                 tracing::info!(%error, links = self.open - 1, "no further {}", P::NOUNS.link);
             }
             self.open -= 1;
@@ -214,7 +224,7 @@ impl<P: Peer> Endpoint for Several<P> {
         let before = done.len();
         self.links[index].on_event(io, event, done);
         self.move_unsent(io, index, done);
-        self.adjust(io);
+        self.adjust(io, done);
         self.growth.on_bytes(io.now(), self.transferred());
         if done.len() > before {
             self.measure(io.now());

@@ -107,6 +107,37 @@ fn a_further_link_that_is_refused_is_no_failure() {
 }
 
 #[test]
+fn a_further_link_of_which_no_command_is_carried_out_is_given_up() {
+    let mut group = Group::serving(3);
+    let mut ids: Vec<_> = (0..6).map(|offset| group.write(offset)).collect();
+    group.turn();
+    let mut busy = 0;
+    for _ in 0..30 {
+        // Link 1 keeps answering BUSY, the others do their work.
+        for task in busy..group.commands(1).len() {
+            group.act(1, [Act::Answer(task, Answer::Later(PAUSE))]);
+        }
+        busy = group.commands(1).len();
+        ids.push(group.read(9));
+        group.pass(Duration::from_millis(100));
+        for far in [0, 2] {
+            let commands = group.commands(far).len();
+            (0..commands).for_each(|task| group.answer(far, task));
+        }
+    }
+    group.pass(TIMEOUT + TICK);
+    for far in [0, 2] {
+        let commands = group.commands(far).len();
+        (0..commands).for_each(|task| group.answer(far, task));
+    }
+    let mut completed = group.completed();
+    completed.sort_unstable_by_key(|(id, _)| *id);
+    assert_eq!(completed, ids.iter().map(|id| (*id, None)).collect::<Vec<_>>());
+    assert_eq!(group.fars[1].borrow().logged_out, 1);
+    assert!(!group.commands(2).is_empty() && busy > 0);
+}
+
+#[test]
 fn a_link_that_opens_never_holds_no_request() {
     let mut group = Group::open(Links::Fixed(2), vec![vec![Act::Up], vec![]]);
     let ids = [0, 1, 2].map(|offset| group.write(offset));
