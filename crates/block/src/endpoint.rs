@@ -226,6 +226,12 @@ pub trait Endpoint {
         let _ = size_bytes;
     }
 
+    /// After writes, `bytes` are to be read. A sender whose small answers waited behind them has taken that for a full path
+    /// and begins slowly: the endpoint may begin a new connection. To be called with no request in flight.
+    fn renew(&mut self, io: &mut Io, bytes: u64) {
+        let _ = (io, bytes);
+    }
+
     /// Starts an orderly end (an iSCSI logout). Pass events until [`Endpoint::is_closed`], or drop the endpoint.
     fn close(&mut self, io: &mut Io) {
         let _ = io;

@@ -60,7 +60,9 @@ impl MemoryMedium {
             usize::try_from(size).map_err(|_| OpenError::Usage(format!("{size} bytes of memory")))?;
         let region = Region::new(length, false)
             .map_err(|error| OpenError::Failed(format!("allocating {size} bytes of memory: {error}")))?;
-        let capability = Capability { read_only, ..synthetic_capability(size) };
+        // Nothing outlives the process: a server that was killed and started again has lost what it acknowledged, which
+        // initiators look for only where writes are volatile.
+        let capability = Capability { read_only, volatile_cache: true, ..synthetic_capability(size) };
         Ok(Self { region: Arc::new(region), capability })
     }
 }

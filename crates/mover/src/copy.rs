@@ -157,6 +157,7 @@ fn copy_claiming<'a>(
     let (mut verify_seconds, mut blake3, mut sums) = (0.0, None, None);
     if let Some(digests) = digests {
         let mut operation = Verify::new(digests, map.clone(), plan.dst_offset, plan.sums);
+        engine.renew(End::Destination, checked.bytes);
         let figures = engine.run(&mut operation, Map::new(checked.bytes))?;
         if let Some((offset, length)) = operation.difference() {
             return Err(CopyError::Verify { offset, length });

@@ -169,6 +169,11 @@ impl<'a> Engine<'a> {
         self.watch.stopped()
     }
 
+    pub(crate) fn renew(&mut self, end: End, bytes: u64) {
+        let Driver { io, ends, .. } = &mut self.driver;
+        ends[end.index()].renew(io, bytes);
+    }
+
     pub(crate) fn fingerprint(&self, end: End) -> Fingerprint {
         self.driver.ends[end.index()].inspect().fingerprint()
     }

@@ -79,6 +79,9 @@ macro_rules! forward_endpoint {
         fn extent(&mut self, offset: u64) -> $crate::Extent {
             self.inner.extent(offset)
         }
+        fn renew(&mut self, io: &mut io::Io, bytes: u64) {
+            self.inner.renew(io, bytes);
+        }
         fn close(&mut self, io: &mut io::Io) {
             self.inner.close(io);
         }

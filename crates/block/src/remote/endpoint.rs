@@ -30,6 +30,8 @@ enum LinkState {
     Waiting(Duration),
     /// Logged out; without requests, the answer is awaited until this time.
     Closing(Duration),
+    /// Logged out, and no command is in flight. The next link follows the answer, or begins at this time.
+    Renewing(Duration),
     /// No link, and no further attempt.
     Closed,
 }
@@ -44,6 +46,7 @@ enum LinkState {
 ///                            │ ▼                  ▼                                    │
 ///                          Waiting ◄──────────────┘            GiveUp, or close without a link that serves
 /// ```
+/// `renew` leads from Serving through Renewing, while the logout is answered, to Opening.
 ///
 /// - **Order.** Requests are submitted in the order of [`Endpoint::submit`], within the link's window. After a lost link,
 ///   unanswered requests are submitted to the next one in that order, before later ones.
@@ -71,7 +74,7 @@ pub struct Remote<P: Peer> {
     refusal: Option<OpenError>,
     /// When the present link began.
     attempt_at: Duration,
-    /// `Some` in `Opening`, `Serving` and `Closing`.
+    /// `Some` in `Opening`, `Serving`, `Closing` and `Renewing`.
     link: Option<P::Link>,
     incarnation: u32,
     backlog: Backlog,
@@ -259,13 +262,17 @@ impl<P: Peer> Remote<P> {
 
     fn on_failed(&mut self, io: &mut Io, failure: P::Failure, lost: bool, done: &mut Vec<Completion>) {
         self.link = None;
-        self.losses += u64::from(lost);
+        self.losses += u64::from(lost && !matches!(self.link_state, LinkState::Renewing(_)));
         if let Some(error) = self.expired.take() {
             return self.expire(io, &error, done);
         }
-        if matches!(self.link_state, LinkState::Closing(_) | LinkState::Closed) {
-            self.link_state = LinkState::Closed;
-            return;
+        match self.link_state {
+            LinkState::Closing(_) | LinkState::Closed => {
+                self.link_state = LinkState::Closed;
+                return;
+            }
+            LinkState::Renewing(_) => return self.connect(io, done),
+            LinkState::Opening | LinkState::Serving | LinkState::Waiting(_) => {}
         }
         let next = self.peer.on_failure(failure);
         self.go_on(io, next, done);
@@ -502,6 +509,10 @@ impl<P: Peer> Remote<P> {
             LinkState::Closing(until) if until <= now && self.backlog.is_empty() => {
                 (self.link, self.link_state) = (None, LinkState::Closed);
             }
+            LinkState::Renewing(until) if until <= now => {
+                self.link = None;
+                self.connect(io, done);
+            }
             _ => {}
         }
         let is_idle = match self.link_state {
@@ -541,7 +552,9 @@ impl<P: Peer> Remote<P> {
             LinkState::Closing(_) | LinkState::Closed => LinkState::Closed,
             // The scheduled attempt stays, however short the timeout is.
             LinkState::Waiting(at) => LinkState::Waiting(at),
-            LinkState::Opening | LinkState::Serving => LinkState::Waiting(io.now() + Backoff::MAX),
+            LinkState::Opening | LinkState::Serving | LinkState::Renewing(_) => {
+                LinkState::Waiting(io.now() + Backoff::MAX)
+            }
         };
         self.clock.tick(io);
     }
@@ -608,6 +621,17 @@ impl<P: Peer> Endpoint for Remote<P> {
 
     fn extent(&mut self, offset: u64) -> Extent {
         self.peer.extent(offset)
+    }
+
+    fn renew(&mut self, io: &mut Io, bytes: u64) {
+        let is_settled = self.backlog.is_empty() && !self.is_stale && !self.cache.holds(self.written);
+        let is_worth = is_settled && self.is_serving() && self.peer.is_renewal_worth(bytes);
+        let Some(link) = self.link.as_mut().filter(|_| is_worth) else { return };
+        link.log_out(io.now());
+        let until = io.now() + LOGOUT_WAIT;
+        self.link_state = LinkState::Renewing(until);
+        self.clock.tick_at(io, until);
+        self.clock.feed(io);
     }
 
     fn close(&mut self, io: &mut Io) {

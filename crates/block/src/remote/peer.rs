@@ -153,6 +153,12 @@ pub trait Peer: Sized {
         None
     }
 
+    /// Whether a new link is worth its round trips, as in [`Endpoint::renew`](crate::Endpoint::renew).
+    fn is_renewal_worth(&self, bytes: u64) -> bool {
+        let _ = bytes;
+        false
+    }
+
     /// A peer for a further link to the same unit, beside that of this one, which is open. It opens only if it finds the
     /// same unit. `None`: this protocol, or this server, has one link for a unit.
     fn sibling(&self) -> Option<Self> {

@@ -382,6 +382,10 @@ impl Peer for Script {
         Some(script(&far, &self.clock, 1))
     }
 
+    fn is_renewal_worth(&self, bytes: u64) -> bool {
+        bytes > STEP_BYTES
+    }
+
     fn path(&self) -> Option<PathReport> {
         let connection = self.far.borrow().path?;
         Some(PathReport { sessions: 1, connection, ..PathReport::default() })

@@ -245,6 +245,10 @@ impl<P: Peer> Endpoint for Several<P> {
         self.links[0].extent(offset)
     }
 
+    fn renew(&mut self, io: &mut Io, bytes: u64) {
+        self.links.iter_mut().for_each(|link| link.renew(io, bytes));
+    }
+
     fn close(&mut self, io: &mut Io) {
         self.is_closing = true;
         self.links.iter_mut().for_each(|link| link.close(io));

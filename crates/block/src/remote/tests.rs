@@ -454,6 +454,38 @@ fn a_link_that_serves_is_closed_in_order() {
 }
 
 #[test]
+fn a_link_is_renewed_if_that_is_worth_it_and_nothing_is_in_the_way() {
+    for answered in [true, false] {
+        let mut pair = Pair::serving();
+        pair.far.borrow_mut().accepts.extend([Act::Up]);
+        pair.remote.renew(&mut pair.io, STEP_BYTES);
+        assert_eq!(pair.far.borrow().logged_out, 0, "few bytes");
+        let write = pair.write(0, 512);
+        pair.turn();
+        pair.remote.renew(&mut pair.io, 1 << 20);
+        pair.answer(0);
+        pair.remote.renew(&mut pair.io, 1 << 20);
+        assert_eq!(pair.far.borrow().logged_out, 0, "a request in flight, and one that was not flushed");
+        let flush = pair.flush();
+        pair.turn();
+        pair.answer(1);
+        pair.remote.renew(&mut pair.io, 1 << 20);
+        let next = pair.flush();
+        pair.turn();
+        assert_eq!((pair.far.borrow().logged_out, pair.commands().len()), (1, 2), "logged out: it waits");
+        if answered {
+            pair.act([Act::Cut("logged out")]);
+        }
+        pair.pass(2 * LOGOUT_WAIT);
+        assert_eq!(pair.commands(), [Command::Flush], "on the next link");
+        pair.answer(0);
+        assert_eq!(pair.completed(), [(write, None), (flush, None), (next, None)]);
+        assert_eq!((pair.attempts_ms().len(), pair.remote.inspect().losses()), (2, 0));
+        assert!(pair.far.borrow().changes.is_empty());
+    }
+}
+
+#[test]
 fn the_answer_to_a_logout_is_not_awaited_for_long() {
     let mut pair = Pair::serving();
     let id = pair.flush();

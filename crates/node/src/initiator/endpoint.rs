@@ -544,6 +544,11 @@ impl Peer for IscsiPeer {
         })
     }
 
+    fn is_renewal_worth(&self, bytes: u64) -> bool {
+        let is_far = self.seen.is_some_and(|(path, _)| path.is_far());
+        is_far && bytes > self.distance.of_reads()
+    }
+
     fn sibling(&self) -> Option<Self> {
         Some(Self {
             algorithms: self.algorithms.clone(),
