@@ -23,7 +23,10 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
     let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(split);
     let unit = unit.trim().to_ascii_lowercase();
-    let bad = || format!("'{text}' is not a size; write for example 4096, 64M (binary) or 64MB (decimal)");
+    let bad = || match bits(number, &unit) {
+        Some(bytes) => format!("'{text}' counts bits; in bytes it is {bytes}"),
+        None => format!("'{text}' is not a size; write for example 4096, 64M (binary) or 64MB (decimal)"),
+    };
     let factor = UNITS.iter().find(|(name, _)| *name == unit).map(|(_, factor)| *factor).ok_or_else(bad)?;
     let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
     let whole: u64 = whole.parse().map_err(|_| bad())?;
@@ -37,6 +40,16 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
         bytes = bytes.checked_add(part as u64).ok_or_else(bad)?;
     }
     Ok(bytes)
+}
+
+/// The bytes of a number of bits, such as `1Gbit`; `None`: it is no such number.
+fn bits(number: &str, unit: &str) -> Option<String> {
+    let unit = unit.strip_suffix("ps").unwrap_or(unit);
+    let prefix = ["bits", "bit"].iter().find_map(|name| unit.strip_suffix(name))?;
+    let prefix = ["k", "m", "g", "t"].into_iter().find(|known| *known == prefix)?;
+    let bytes = parse_size(&format!("{number}{prefix}b")).ok()? / 8;
+    let (factor, name) = if bytes < 1_000_000 { (1_000, "kB") } else { (1_000_000, "MB") };
+    Some(format!("{}{name}", bytes as f64 / f64::from(factor)))
 }
 
 /// A lower rate needs its unit: other programs take a bare number as KiB/s or as MB/s, and 10 bytes per second are

@@ -266,8 +266,10 @@ impl Named {
             options.timeout = timeout;
         }
         if let Some(name) = self.spec.get("congestion") {
-            io::check_congestion_control(name).map_err(|error| usage(error.to_string()))?;
-            options.congestion = Some(name.to_owned());
+            // All names of the kernel are in lower case.
+            let name = name.to_ascii_lowercase();
+            io::check_congestion_control(&name).map_err(|error| usage(error.to_string()))?;
+            options.congestion = Some(name);
         }
         let mut target_user = None;
         for (name, value) in &url.arguments {

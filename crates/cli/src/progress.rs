@@ -175,7 +175,7 @@ fn words(sample: &Sample) -> String {
         words += &format!(", at most {}", units::rate(rate as f64));
     }
     if sample.depth > 0 {
-        words += &format!(", depth at most {}", sample.depth);
+        words += &format!(", up to {} requests in flight", sample.depth);
     }
     words
 }
@@ -218,14 +218,14 @@ mod tests {
 
     #[test]
     fn words_say_what_is_known() {
-        let expected = "512 MiB of 1 GiB, 256 MB/s, 2.10 s left, limited by destination, depth at most 8";
+        let expected =
+            "512 MiB of 1 GiB, 256 MB/s, 2.10 s left, limited by destination, up to 8 requests in flight";
         assert_eq!(words(&sample()), expected);
         let limited = Sample { rate_limit: Some(256_000_000), limited_by: "rate", ..sample() };
-        let expected =
-            "512 MiB of 1 GiB, 256 MB/s, 2.10 s left, limited by rate, at most 256 MB/s, depth at most 8";
+        let expected = "512 MiB of 1 GiB, 256 MB/s, 2.10 s left, limited by rate, at most 256 MB/s, up to 8 requests in flight";
         assert_eq!(words(&limited), expected);
         let holes = Sample { data_bytes: 3 << 20, data_rate: 2_000_000, limited_by: "", ..sample() };
-        assert_eq!(words(&holes), "3 MiB data of 1 GiB, 2.0 MB/s, 2.10 s left, depth at most 8");
+        assert_eq!(words(&holes), "3 MiB data of 1 GiB, 2.0 MB/s, 2.10 s left, up to 8 requests in flight");
         let sample = Sample { data_rate: 0, eta: None, retries: 2, limited_by: "", depth: 0, ..sample() };
         assert_eq!(words(&sample), "512 MiB of 1 GiB, 2 retries");
         assert_eq!(words(&Sample { total: 0, ..sample }), "512 MiB, 2 retries");

@@ -236,7 +236,7 @@ fn show(status: &Value) {
     sessions.print();
     if let Some(refused @ 1..) = status["connections_refused"].as_u64() {
         output::line(&format!(
-            "{} came to no session since the start; the log has the reasons",
+            "{} ended without a login since the start; the log has the reasons",
             units::counted(refused, "connection")
         ));
     }

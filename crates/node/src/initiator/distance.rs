@@ -208,9 +208,11 @@ impl Distance {
         self.rates.iter().copied().fold(0.0, f64::max)
     }
 
-    /// The highest of the last rates that were measured; `None` until one was.
+    /// The median of the last rates that were measured; `None` until one was.
     pub(super) fn measured_rate(&self) -> Option<f64> {
-        self.rates[..self.measured.min(WINDOWS)].iter().copied().reduce(f64::max)
+        let mut rates = self.rates[..self.measured.min(WINDOWS)].to_vec();
+        rates.sort_unstable_by(f64::total_cmp);
+        rates.get(rates.len() / 2).copied()
     }
 
     /// Commands in flight.

@@ -87,6 +87,8 @@ pub(super) struct IscsiPeer {
     /// The next attempt is made with the announced next key of the target, if there is one.
     uses_next_key: bool,
     tap: Tap,
+    /// Why there is no session, as the log says; empty once there is one.
+    lost_by: String,
 }
 
 pub(super) fn open(io: &mut Io, medium: &IscsiMedium) -> Result<Box<dyn Endpoint>, OpenError> {
@@ -132,6 +134,7 @@ impl IscsiPeer {
             seal_refused: false,
             uses_next_key: false,
             tap: Tap::default(),
+            lost_by: String::new(),
         }
     }
 
@@ -143,11 +146,15 @@ impl IscsiPeer {
         match error {
             // While a target starts, it may answer logins before all of its names and LUNs exist.
             OpenError::Unreachable(text) if self.opened => Next::retry(text),
-            OpenError::Missing(text) if self.opened && text.contains("hikyaku ls") => Next::retry(text),
-            OpenError::Missing(text) if self.opened => Next::retry(format!(
-                "{text}; list what is there with: hikyaku ls iscsi://{}",
-                self.url.address()
-            )),
+            OpenError::Missing(text) => {
+                let text = match text.contains("hikyaku ls") {
+                    true => text,
+                    false => {
+                        format!("{text}; list what is there with: hikyaku ls iscsi://{}", self.url.address())
+                    }
+                };
+                if self.opened { Next::retry(text) } else { Next::GiveUp(OpenError::Missing(text)) }
+            }
             error => Next::GiveUp(error),
         }
     }
@@ -165,6 +172,7 @@ impl IscsiPeer {
         self.known = Some(Known { negotiated, protection, address });
         self.options.on_login(&Login { address, protection, next_key: session.next_key() });
         (self.tried_again, self.seal_refused) = (false, false);
+        self.lost_by.clear();
         self.distance = self.distance.of_next(io.now());
         // The counters of another connection do not tell what this one has lost.
         self.seen = None;
@@ -432,11 +440,18 @@ impl Peer for IscsiPeer {
         match change {
             Change::Lost { reason, unanswered, pause } => {
                 let pause_ms = pause.as_millis();
-                // A further session without a request delays nothing, and says nothing that the first does not say.
-                if self.is_sibling && *unanswered == 0 {
-                    tracing::debug!(%url, reason, "further session lost: connecting again in {pause_ms} ms");
+                // A further session without a request delays nothing, and an attempt that fails as the last one says
+                // nothing new.
+                if (self.is_sibling && *unanswered == 0) || self.lost_by == *reason {
+                    tracing::debug!(%url, reason, "no connection: connecting again in {pause_ms} ms");
                 } else {
-                    tracing::warn!(%url, reason, unanswered, "connection lost: connecting again in {pause_ms} ms");
+                    let waiting = match unanswered {
+                        0 => String::new(),
+                        1 => "; 1 request waits for it".to_owned(),
+                        count => format!("; {count} requests wait for it"),
+                    };
+                    tracing::warn!(%url, reason, "connection lost: connecting again in {pause_ms} ms{waiting}");
+                    self.lost_by = (*reason).to_owned();
                 }
                 self.route.on_lost();
             }

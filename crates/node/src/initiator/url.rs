@@ -1,6 +1,7 @@
 //! `iscsi://[user[%password]@]host[:port]/iqn/lun[?arg]`, libiscsi's syntax.
 
 use std::fmt;
+use std::net::Ipv6Addr;
 
 use thiserror::Error;
 
@@ -51,7 +52,10 @@ impl Url {
                 (Some(user.to_owned()), password)
             }
         };
-        let (host, port) = split_port(address).ok_or_else(|| wrong("the host or port cannot be read"))?;
+        let (host, port) = split_port(address).ok_or_else(|| match address.parse::<Ipv6Addr>() {
+            Ok(_) => wrong(&format!("an IPv6 address stands in brackets: [{address}]")),
+            Err(_) => wrong("the host or port cannot be read"),
+        })?;
         let target = parts.next().filter(|name| !name.is_empty());
         if let Some(name) = target {
             IscsiName::parse(name).map_err(|error| wrong(&error.to_string()))?;
@@ -187,6 +191,8 @@ mod tests {
             let error = Url::parse(text).unwrap_err();
             assert!(!error.to_string().contains("hunter2"), "{error}");
         }
+        let error = Url::parse("iscsi://fe80::1/iqn.2026-11.example:a/0").unwrap_err();
+        assert!(error.reason.ends_with("in brackets: [fe80::1]"), "{error}");
         let url = Url::parse("iscsi://u:hunter2@h/iqn.2026-11.example:a/0").unwrap();
         assert_eq!(url.to_string(), "iscsi://u:***@h:3260/iqn.2026-11.example:a/0");
         assert_eq!(url.user.as_deref(), Some("u:hunter2"));

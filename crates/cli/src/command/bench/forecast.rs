@@ -145,7 +145,8 @@ pub(super) fn forecast(
         return Ok(None);
     };
     let idle = fresh.connection.round_trip_least;
-    let range = bytes.min(range_bytes).min(endpoint.capability().size_bytes) / GRAIN_BYTES * GRAIN_BYTES;
+    let range = bytes.max(GRAIN_BYTES).min(range_bytes).min(endpoint.capability().size_bytes);
+    let range = range / GRAIN_BYTES * GRAIN_BYTES;
     let period = PERIOD_MIN.max(idle * PERIOD_ROUND_TRIPS).as_secs_f64();
     let far_min = if idle >= FAR { FAR_TIME_MIN } else { Duration::ZERO };
     let least = time_min.max(far_min).max(idle * ROUND_TRIPS_MIN).min(TIME_MAX).as_secs_f64();

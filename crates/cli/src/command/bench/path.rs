@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 
 use super::forecast::{self, Forecast, Question};
 use super::usage::Usage;
+use crate::command::copy::parse_links;
 use crate::context::Context;
 use crate::endpoint::{self, Named};
 use crate::error::{Exit, Failure};
@@ -83,6 +84,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SIZE", value_parser = units::parse_size)]
     size: Option<u64>,
 
+    /// Sessions of the copy that is predicted: `auto`, or a number from 1 to 8
+    #[arg(long, default_value = "auto", value_name = "auto|N", value_parser = parse_links)]
+    connections: Links,
+
     /// Yes, what the endpoint holds may be overwritten
     #[arg(long, requires = "write")]
     destroy: bool,
@@ -140,6 +145,20 @@ impl Args {
         self.size.or(is_table.then_some(PREDICTED_BYTES))
     }
 
+    /// What a user waits for.
+    fn takes(&self, rows: usize, is_iscsi: bool) -> String {
+        let rows = units::counted(rows as u64, "row");
+        let each = match self.operations {
+            Some(operations) => format!("{operations} requests"),
+            None => units::duration(self.seconds),
+        };
+        let copy = match self.predicted().filter(|_| is_iscsi) {
+            Some(_) => "; then, for the prediction, a copy of up to 15 s",
+            None => "",
+        };
+        format!("measuring {rows} of {each}{copy}")
+    }
+
     fn shapes(&self) -> Vec<(u32, u32)> {
         let blocks =
             self.block_size.map_or_else(|| BLOCKS.map(|bytes| bytes as u32).to_vec(), |one| vec![one]);
@@ -164,14 +183,14 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     };
     let medium = named.open(context, &options)?;
     let mut rows = Vec::new();
+    context.remark(&args.takes(shapes.len(), named.is_iscsi()));
     for (block, depth) in shapes {
         rows.push(measure(context, args, &mut io, &named, &medium, block, depth)?);
     }
     let forecast = match args.predicted().filter(|_| named.is_iscsi()) {
         None => None,
         Some(bytes) => {
-            // As many sessions as `copy` has.
-            let named = named.clone().with_sessions(Links::Auto);
+            let named = named.clone().with_sessions(args.connections);
             let medium = named.open(context, &options)?;
             let range_bytes = args.range.unwrap_or(RANGE_DEFAULT_MAX);
             let (write, time_min) = (args.write, args.seconds);
@@ -196,16 +215,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
         return Ok(Exit::Done);
     }
     let mut table = Table::new(&[
-        "block",
-        "depth",
-        "per second",
-        "rate",
-        "p50 us",
-        "p99 us",
-        "max us",
-        "cpu-s/gb",
-        "cpu us each",
-        "switches each",
+        "block", "depth", "per s", "rate", "p50 us", "p99 us", "max us", "cpu-s/gb", "switches",
     ]);
     rows.iter().for_each(|row| table.row(row.cells()));
     table.print();
@@ -272,7 +282,6 @@ impl Row {
             latency.p99_us.to_string(),
             latency.max_us.to_string(),
             format!("{:.2}", self.cpu_s_per_gb(self.own)),
-            format!("{:.1}", self.each(self.own.cpu.as_secs_f64() * 1e6)),
             format!("{:.2}", self.each((self.own.voluntary + self.own.involuntary) as f64)),
         ]
     }

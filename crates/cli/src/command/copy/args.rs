@@ -207,6 +207,7 @@ impl Default for Connections {
 pub(crate) fn parse_links(text: &str) -> Result<Links, String> {
     match (text, text.parse()) {
         ("auto", _) => Ok(Links::Auto),
+        _ if text.starts_with('+') => Err(format!("say `auto` or a number from 1 to {LINKS_MAX}")),
         (_, Ok(1)) => Ok(Links::One),
         (_, Ok(count)) if (1..=LINKS_MAX).contains(&count) => Ok(Links::Fixed(count)),
         _ => Err(format!("say `auto` or a number from 1 to {LINKS_MAX}")),
