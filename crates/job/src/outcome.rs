@@ -77,7 +77,11 @@ impl Copied {
                 .into_iter()
                 .chain(path.report.missing())
                 .collect();
-            (!said.is_empty()).then(|| format!("network of the {}: {}", path.end, said.join(" ")))
+            let of = match path.report.sessions {
+                ..=1 => String::new(),
+                sessions => format!(", the first of {sessions} sessions"),
+            };
+            (!said.is_empty()).then(|| format!("network of the {}{of}: {}", path.end, said.join(" ")))
         })
     }
 

@@ -17,7 +17,7 @@ use crate::{
 
 /// The answer to a logout is awaited for this time where no request is outstanding: all was answered and nothing depends on
 /// it, and on a long path it would cost every command a round trip.
-pub(super) const LOGOUT_WAIT: Duration = Duration::from_millis(20);
+pub(super) const LOGOUT_WAIT: Duration = Duration::from_millis(5);
 
 /// A link whose commands are all to be sent again later, for this time, is turned away.
 const TURNED_AWAY: Duration = Duration::from_secs(2);

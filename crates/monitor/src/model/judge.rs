@@ -54,10 +54,11 @@ pub fn judge(evidence: &Evidence) -> Verdict {
     let first = ranked.first().copied().unwrap_or((Cause::Unknown, 0.0));
     let line = share(Cause::LineRate);
     if first.1 < NOTABLE && line >= LINE_BUSY {
-        let is_filled = evidence
-            .path
-            .line_bytes_per_s
-            .is_none_or(|rate| predict::measured(&evidence) >= LINE_RATE_LEAST * rate);
+        // A socket that is never found with data that waits does not show the rate of its path.
+        let is_filled = match evidence.path.line_bytes_per_s {
+            Some(rate) => predict::measured(&evidence) >= LINE_RATE_LEAST * rate,
+            None => !matches!(evidence.source, Source::Probe(_)),
+        };
         // Away from the sender data that its program or storage paces comes as evenly as a line's.
         let seen = if is_at_sender(&evidence) { 1.0 } else { SURE - 0.05 };
         let confidence = line_confidence(line, first.1).min(if is_filled { seen } else { DOUBTFUL });
@@ -88,8 +89,11 @@ pub fn judge(evidence: &Evidence) -> Verdict {
         || first.0 == Cause::ThinkTime
             && matches!(evidence.source, Source::Capture(_))
             && evidence.cpu.is_none();
+    // Losses of long ago leave a window that others keep as small as it is.
+    let is_old =
+        first.0 == Cause::Loss && matches!(evidence.source, Source::Probe(_)) && !has_losses(&evidence);
     let is_doubted =
-        is_within || is_short(&evidence) || first.0 == Cause::Congestion && has_losses(&evidence);
+        is_within || is_old || is_short(&evidence) || first.0 == Cause::Congestion && has_losses(&evidence);
     let confidence = if is_doubted { confidence.min(SURE - 0.05) } else { confidence };
     verdict(&evidence, first.0, first.1, also, others, confidence)
 }

@@ -21,6 +21,8 @@ const QUEUE_US: u32 = 500;
 /// Share of the samples in which less is in flight than the rate takes for the least round trip, from which the path is
 /// not full. It is 2 % at most where the network's rate limits, and 10 % at least where bursts make queues (measured).
 const DRAINED: f64 = 0.05;
+/// Fewer segments in flight fill no path, and their acknowledgement may be delayed, which looks like a queue.
+const SEGMENTS_MIN: u32 = 4;
 /// Drops of the sender's device, as a part of what was sent again, from which they explain it.
 const DROPPED: f64 = 0.5;
 /// What is possible when TCP holds nothing back.
@@ -120,7 +122,7 @@ fn is_path_filled(samples: &[Sample]) -> bool {
     let is_drained = |sample: &&Sample| {
         let in_flight = sample.unacked_segments.zip(sample.mss_bytes);
         in_flight.zip(sample.min_rtt_us).is_some_and(|((segments, mss), rtt)| {
-            f64::from(segments) * f64::from(mss) < rate * f64::from(rtt) / 1e6
+            segments < SEGMENTS_MIN || f64::from(segments) * f64::from(mss) < rate * f64::from(rtt) / 1e6
         })
     };
     let drained = samples.iter().filter(is_drained).count();

@@ -14,7 +14,7 @@ use lab::wan::{Tap, obstacle};
 use crate::schema::Schema;
 use crate::{Cases, Context};
 use place::{Place, Protection, Way};
-use rounds::{Rounds, read};
+use rounds::{Rounds, connections, read};
 
 /// Enough that a connection leaves its slow start at every round trip.
 const BYTES: u64 = 48 << 20;
@@ -65,6 +65,19 @@ fn first_data(context: &Context, protection: Protection, rounds_max: u32) -> Res
     Ok(())
 }
 
+/// After a write over a distance what was written is read back on a new connection, whose slow start nothing has ended; a
+/// neighbour is read back on the old one.
+fn verified(context: &Context, rtt: Duration, expected: usize) -> Result<()> {
+    let tap = |path| Tap { place: 0.0, snap_bytes: SNAP_BYTES, ..Tap::new(path) };
+    let place = Place::new(context, rtt, BYTES, Protection::Plain, Some(&tap))?;
+    let object = place.copy_verified(context, Way::Write)?.json()?;
+    place.compare(Way::Write)?;
+    ensure!(object["verified"] == true && object["retries"] == 0, "{object}");
+    let connections = connections(&place.finish_tap()?, place::PORT)?;
+    ensure!(connections == expected, "{connections} connections, expected {expected}");
+    Ok(())
+}
+
 pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
     if let Some(obstacle) = obstacle() {
         cases.check("no-path", || Ok(()));
@@ -80,6 +93,10 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
     for (protection, rounds_max) in ROUNDS {
         let name = format!("first-data-{}", protection.name());
         cases.check(&name, || first_data(context, protection, rounds_max));
+    }
+    for (ms, expected) in [(0, 1), (50, 2)] {
+        let name = format!("verified-at-{ms}-ms");
+        cases.check(&name, || verified(context, Duration::from_millis(ms), expected));
     }
     faults::examine(context, cases);
     Ok(())

@@ -155,14 +155,22 @@ impl Place {
         Ok(format!("{}{}", server.url, self.options))
     }
 
-    /// Starts a copy from `source.img` to the LUN, or from the LUN to `copy.img`.
+    /// Starts a copy from `source.img` to the LUN, or from the LUN to `copy.img`; `more` are options of the LUN.
     pub(super) fn start_copy(&self, context: &Context, way: Way, more: &str) -> Result<Running> {
+        self.start_copy_with(context, way, more, &[])
+    }
+
+    fn start_copy_with(&self, context: &Context, way: Way, more: &str, words: &[&str]) -> Result<Running> {
         let lun = format!("{}{more}", self.url()?);
         let ends = match way {
             Way::Write => ["source.img", &lun],
             Way::Read => [&lun, "copy.img"],
         };
-        Running::start(self.command(context, 0).args(["copy", "--json"]).args(ends))
+        Running::start(self.command(context, 0).args(["copy", "--json"]).args(ends).args(words))
+    }
+
+    pub(super) fn copy_verified(&self, context: &Context, way: Way) -> Result<Output> {
+        finish(self.start_copy_with(context, way, "", &["--verify", "--connections", "1"])?)
     }
 
     pub(super) fn copy(&self, context: &Context, way: Way) -> Result<Output> {

@@ -2,6 +2,7 @@
 //! the round trip of the latest packet that it acknowledges, and a packet of the initiator to the one after the latest that
 //! it has heard of.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::net::SocketAddr;
 use std::path::Path;
@@ -27,6 +28,18 @@ pub(super) fn read(path: &Path, port: u16) -> Result<Rounds> {
         }
     }
     Ok(Rounds(connection.context("no connection in the capture")?.sent))
+}
+
+/// Connections to `port` that were begun.
+pub(super) fn connections(path: &Path, port: u16) -> Result<usize> {
+    let mut reader = Reader::new(File::open(path)?).context("read the capture")?;
+    let mut sources = BTreeSet::new();
+    while let Some(packet) = reader.next().context("read the capture")? {
+        if packet.flags.has(Flags::SYN) && packet.destination.port() == port {
+            sources.insert(packet.source);
+        }
+    }
+    Ok(sources.len())
 }
 
 struct Connection {
