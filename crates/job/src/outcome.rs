@@ -72,16 +72,16 @@ impl Copied {
     fn network_lines(&self) -> impl Iterator<Item = String> {
         self.paths.iter().filter_map(|path| {
             let verdict = self.connection(path.end).and_then(Connection::sentence);
+            let of = match path.report.sessions {
+                ..=1 => String::new(),
+                sessions => format!("the first of {sessions} sessions, "),
+            };
             let said: Vec<_> = verdict
-                .map(|verdict| format!("while data moved {verdict}"))
+                .map(|verdict| format!("{of}while data moved {verdict}"))
                 .into_iter()
                 .chain(path.report.missing())
                 .collect();
-            let of = match path.report.sessions {
-                ..=1 => String::new(),
-                sessions => format!(", the first of {sessions} sessions"),
-            };
-            (!said.is_empty()).then(|| format!("network of the {}{of}: {}", path.end, said.join(" ")))
+            (!said.is_empty()).then(|| format!("network of the {}: {}", path.end, said.join(" ")))
         })
     }
 
