@@ -36,6 +36,10 @@ const WINDOW_MIN: Duration = Duration::from_millis(100);
 /// round trips. Then windows until the trial ends.
 const SETTLE_WINDOWS: u32 = 2;
 const TRIAL_WINDOWS: u32 = SETTLE_WINDOWS + 2;
+/// A trial goes on for so many windows while the rate still rises, or is below this part of that before it: tgt writes to its
+/// sockets one after the other and waits for each, so that the slow start of a new link holds up all others.
+const TRIAL_WINDOWS_MAX: u32 = 20;
+const HELD_UP: f64 = 0.9;
 /// A rate that is higher by this factor than the one of the window before still grows.
 const GROWS: f64 = 1.1;
 /// Requests wait where so many times the bytes are outstanding that the path carries in a round trip.
@@ -223,9 +227,12 @@ impl Growth {
             }
             (Links::Auto, Phase::Trial { from, one, windows, best }) => {
                 let windows = if sample.serving >= self.wanted { windows + 1 } else { 0 };
+                let is_rising = windows > SETTLE_WINDOWS + 1 && rate > best * GROWS;
                 let best = if windows > SETTLE_WINDOWS { best.max(rate) } else { 0.0 };
                 self.phase = Phase::Trial { from, one, windows, best };
-                self.judge(now, self.is_waiting(rate, least));
+                let is_settling =
+                    windows < TRIAL_WINDOWS_MAX && (is_rising || best < HELD_UP * one * from as f64);
+                self.judge(now, self.is_waiting(rate, least), is_settling);
             }
         }
     }
@@ -255,12 +262,12 @@ impl Growth {
     }
 
     /// Ends a trial whose result is clear: as many links stay as carry the rate.
-    fn judge(&mut self, now: Duration, is_waiting: bool) {
+    fn judge(&mut self, now: Duration, is_waiting: bool, is_settling: bool) {
         let Phase::Trial { from, one, windows, best } = self.phase else { return };
         let tried = self.wanted;
         let worth = ((best / one - WORTH).ceil() as usize).clamp(from, tried);
         // A submitter that pauses proves nothing.
-        let is_over = windows >= TRIAL_WINDOWS && (is_waiting || worth > from);
+        let is_over = windows >= TRIAL_WINDOWS && !is_settling && (is_waiting || worth > from);
         if worth == tried {
             self.pause = PAUSE_MIN;
             self.phase = Phase::Watch { rate: best };
@@ -295,6 +302,8 @@ mod tests {
         is_burst: bool,
         is_congested: bool,
         losses_per_window: u64,
+        /// Windows in which a new link, one after the other, holds up all others.
+        held_up: u32,
         /// Links that the server grants.
         granted: usize,
     }
@@ -308,6 +317,7 @@ mod tests {
         is_burst: false,
         is_congested: false,
         losses_per_window: 0,
+        held_up: 0,
         granted: LINKS_MAX,
     };
 
@@ -329,7 +339,10 @@ mod tests {
                     // Slow start from ten segments; the last round trip counts for the window.
                     flying += self.link_bytes.min(14e3 * 2f64.powi(*rounds as i32)) * f64::from(*rounds > 0);
                 }
-                let flying = flying.min(self.submitted as f64);
+                // Of a new link that the server waits for.
+                let is_held_up =
+                    started[1..].iter().any(|rounds| (1..=self.held_up * WINDOW_ROUNDS).contains(rounds));
+                let flying = if is_held_up { 2e5 } else { flying.min(self.submitted as f64) };
                 let reached = (flying / self.round_trip.as_secs_f64()).min(self.rate);
                 let is_full = self.is_burst || reached >= self.rate;
                 bytes += reached * window.as_secs_f64();
@@ -384,6 +397,7 @@ mod tests {
             (Bench { link_bytes: 2e6, rate: 40e6, ..PATH }, 2),
             (Bench { round_trip: MS * 200, link_bytes: 4e6, rate: 1e9, submitted: 128 << 20, ..PATH }, 8),
             (Bench { is_burst: true, ..PATH }, 3),
+            (Bench { held_up: 9, ..PATH }, 3),
             (Bench { granted: 2, ..PATH }, 2),
             (Bench { granted: 1, ..PATH }, 1),
         ] {
