@@ -52,8 +52,10 @@ fn program(context: &Context, dir: &Path) -> Result<PathBuf> {
         return Ok(context.hikyaku.clone());
     }
     must(&mut cargo(&["build", "--quiet", "--package", "hikyaku", "--features", "bpf"]))?;
-    // The next build without the feature replaces the file there.
-    let copy = dir.join("hikyaku");
+    // The next build without the feature replaces the file there. The state of servers is in `hikyaku` beside it.
+    let programs = dir.join("bin");
+    std::fs::create_dir(&programs)?;
+    let copy = programs.join("hikyaku");
     std::fs::copy(target_directory()?.join("debug/hikyaku"), &copy)?;
     Ok(copy)
 }
