@@ -76,6 +76,18 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_number_of_bits_is_answered_with_its_bytes() {
+        for (text, bytes) in
+            [("1Gbit", "125MB"), ("1.5 Mbps", ""), ("100Mbit", "12.5MB"), ("64 kbits", "8kB"), ("8bit", "")]
+        {
+            let error = parse_size(text).unwrap_err();
+            let expected = format!("'{text}' counts bits; in bytes it is {bytes}");
+            assert_eq!(error == expected, !bytes.is_empty(), "{error}");
+        }
+        assert!(parse_rate("1Gbit/s").unwrap_err().ends_with("in bytes it is 125MB"));
+    }
+
+    #[test]
     fn sizes_are_binary_or_decimal_by_their_unit() {
         for (text, bytes) in [
             ("0", 0),

@@ -46,8 +46,7 @@ impl Forgetful {
 impl Medium for Forgetful {
     fn attach(&self, io: &mut Io) -> Result<Box<dyn Endpoint>, OpenError> {
         let memory = medium("mem:1M").attach(io)?;
-        let capability = Capability { volatile_cache: true, ..memory.capability().clone() };
-        Ok(Box::new(ForgetfulEndpoint { disk: self.clone(), memory, capability }))
+        Ok(Box::new(ForgetfulEndpoint { disk: self.clone(), memory }))
     }
 
     fn name(&self) -> String {
@@ -57,14 +56,13 @@ impl Medium for Forgetful {
 
 struct ForgetfulEndpoint {
     disk: Forgetful,
-    /// Its facts are those of the disk.
+    /// Its facts are those of the disk; its cache is volatile.
     memory: Box<dyn Endpoint>,
-    capability: Capability,
 }
 
 impl Endpoint for ForgetfulEndpoint {
     fn capability(&self) -> &Capability {
-        &self.capability
+        self.memory.capability()
     }
 
     fn submit(&mut self, _: &mut Io, request: Request, done: &mut Vec<Completion>) {

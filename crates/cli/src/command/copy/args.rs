@@ -413,7 +413,7 @@ mod tests {
         assert_eq!(parse_links("auto"), Ok(Links::Auto));
         assert_eq!(parse_links("1"), Ok(Links::One));
         assert_eq!(parse_links("8"), Ok(Links::Fixed(8)));
-        for wrong in ["", "0", "9", "-1", "all"] {
+        for wrong in ["+4", "", "0", "9", "-1", "all"] {
             assert!(parse_links(wrong).is_err(), "{wrong}");
         }
     }
