@@ -4,15 +4,18 @@
 //! passed instead of the bytes: (area, start, length). It never copies payload implicitly; every copy is an explicit
 //! [`Span::fill`] or [`Span::read`], so that copies can be counted.
 //!
-//! The crate does not interpret the bytes. A pool and its spans belong to one loop thread; memory shared by threads is
-//! a [`Region`].
+//! The crate does not interpret the bytes. A pool and its spans belong to one loop thread; memory shared by threads, or
+//! by processes, is a [`Region`]; [`ring`]s and [`Doorbell`]s carry references to it from one process to another.
 
+mod doorbell;
 mod flight;
 mod poison;
 mod pool;
 mod region;
+pub mod ring;
 mod span;
 
+pub use doorbell::Doorbell;
 pub use flight::Access;
 pub use pool::{Pool, PoolLimits};
 pub use region::{Region, release_heap};

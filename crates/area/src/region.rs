@@ -76,6 +76,14 @@ impl Region {
         self.length = length;
     }
 
+    /// Maps the first `length` bytes of a memfd, for this process and all others that map it. With `writable` the
+    /// descriptor must be open for writing. The memfd must be sealed against shrinking (F_SEAL_SHRINK) unless its
+    /// maker is trusted: an access behind the end of a file is fatal (SIGBUS).
+    pub fn shared(memory: BorrowedFd<'_>, length: usize, writable: bool) -> io::Result<Self> {
+        let write = if writable { libc::PROT_WRITE } else { 0 };
+        Self::map(length, libc::PROT_READ | write, libc::MAP_SHARED, memory.as_raw_fd())
+    }
+
     /// Maps the first `length` bytes of a file. Only the kernel may read them: see [`crate::Span::stored`].
     pub fn of_file(file: BorrowedFd<'_>, length: usize) -> io::Result<Self> {
         Self::map(length, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd())

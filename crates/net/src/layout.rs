@@ -1,0 +1,163 @@
+//! Where rings, headers and frames lie in shared memory.
+//!
+//! Each pair of processes shares two memfds, one written by each; the other maps it read-only. The supervisor makes
+//! them all and keeps their descriptors, so that a server that is started again finds the same memory.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use area::Region;
+use area::ring::{CONSUMER_BYTES, Consumer, Mapped, Producer, producer_bytes};
+
+/// Slots of the rings, powers of two.
+pub const REQUESTS: usize = 256;
+pub const COMPLETIONS: usize = 256;
+pub const RETURNS: usize = 256;
+pub const TRANSMITS: usize = 256;
+pub const INPUTS: usize = 256;
+pub const FILLS: usize = 64;
+
+/// Room for the start of a frame: struct virtio_net_hdr, then the frame; a frame up to 2036 bytes has no tail.
+pub const HEAD_BYTES: usize = 2048;
+/// Room for the rest: together a frame of 65,535 bytes and an Ethernet header.
+pub const TAIL_BYTES: usize = 64 << 10;
+pub const HEADS: usize = 1024;
+pub const TAILS: usize = 128;
+/// Of the memory of one interface's frames: the heads, then the tails.
+pub const FRAMES_BYTES: usize = HEADS * HEAD_BYTES + TAILS * TAIL_BYTES;
+
+/// Offset of a head or tail in the memory of frames, bytes.
+pub fn head_offset(head: u32) -> usize {
+    head as usize * HEAD_BYTES
+}
+
+pub fn tail_offset(tail: u32) -> usize {
+    HEADS * HEAD_BYTES + tail as usize * TAIL_BYTES
+}
+
+/// Parts of rings one after another, each on its own 128 bytes; at most four.
+const fn place(parts: &[usize], index: usize) -> usize {
+    let (mut at, mut offset) = (0, 0);
+    while at < index {
+        offset += parts[at];
+        at += 1;
+    }
+    offset
+}
+
+/// Two memfds shared by two processes, as one of them maps them.
+#[derive(Debug)]
+pub struct Channel {
+    own: Arc<Region>,
+    peer: Arc<Region>,
+}
+
+impl Channel {
+    /// `own` is mapped for writing, `peer` read-only; each `own_bytes`, `peer_bytes` long.
+    pub fn map(
+        own: BorrowedFd<'_>,
+        own_bytes: usize,
+        peer: BorrowedFd<'_>,
+        peer_bytes: usize,
+    ) -> io::Result<Self> {
+        Ok(Self {
+            own: Arc::new(Region::shared(own, own_bytes, true)?),
+            peer: Arc::new(Region::shared(peer, peer_bytes, false)?),
+        })
+    }
+
+    fn own(&self, parts: &[usize], index: usize) -> Mapped {
+        Mapped::new(Arc::clone(&self.own), place(parts, index), parts[index])
+    }
+
+    fn peer(&self, parts: &[usize], index: usize) -> Mapped {
+        Mapped::new(Arc::clone(&self.peer), place(parts, index), parts[index])
+    }
+}
+
+/// Between an application and `inet`.
+pub mod client {
+    use super::*;
+
+    const CLIENT: [usize; 2] = [producer_bytes(REQUESTS), CONSUMER_BYTES];
+    const INET: [usize; 2] = [CONSUMER_BYTES, producer_bytes(COMPLETIONS)];
+    /// Of the memory that the application writes, and of that of `inet`.
+    pub const CLIENT_BYTES: usize = place(&CLIENT, 2).next_multiple_of(area::PAGE_BYTES);
+    pub const INET_BYTES: usize = place(&INET, 2).next_multiple_of(area::PAGE_BYTES);
+
+    /// The application's side: requests out, completions in.
+    pub fn application(channel: &Channel) -> (Producer, Consumer) {
+        (
+            Producer::new(channel.own(&CLIENT, 0), channel.peer(&INET, 0), REQUESTS),
+            Consumer::new(channel.own(&CLIENT, 1), channel.peer(&INET, 1), COMPLETIONS),
+        )
+    }
+
+    /// The side of `inet`: requests in, completions out.
+    pub fn inet(channel: &Channel) -> (Consumer, Producer) {
+        (
+            Consumer::new(channel.own(&INET, 0), channel.peer(&CLIENT, 0), REQUESTS),
+            Producer::new(channel.own(&INET, 1), channel.peer(&CLIENT, 1), COMPLETIONS),
+        )
+    }
+}
+
+/// Between the driver and an application: direct return.
+pub mod direct {
+    use super::*;
+
+    pub const NIC_BYTES: usize = producer_bytes(RETURNS).next_multiple_of(area::PAGE_BYTES);
+    pub const CLIENT_BYTES: usize = area::PAGE_BYTES;
+
+    pub fn nic(channel: &Channel) -> Producer {
+        let (own, peer) = (channel.own(&[producer_bytes(RETURNS)], 0), channel.peer(&[CONSUMER_BYTES], 0));
+        Producer::new(own, peer, RETURNS)
+    }
+
+    pub fn application(channel: &Channel) -> Consumer {
+        let (own, peer) = (channel.own(&[CONSUMER_BYTES], 0), channel.peer(&[producer_bytes(RETURNS)], 0));
+        Consumer::new(own, peer, RETURNS)
+    }
+}
+
+/// Between `inet` and a driver. Behind the rings the memory of `inet` holds the headers of frames that wait.
+pub mod driver {
+    use inet::HEADER_BYTES;
+
+    use super::*;
+
+    const INET: [usize; 4] =
+        [producer_bytes(TRANSMITS), producer_bytes(FILLS), CONSUMER_BYTES, TRANSMITS * HEADER_BYTES];
+    const NIC: [usize; 3] = [CONSUMER_BYTES, CONSUMER_BYTES, producer_bytes(INPUTS)];
+    pub const INET_BYTES: usize = place(&INET, 4).next_multiple_of(area::PAGE_BYTES);
+    pub const NIC_BYTES: usize = place(&NIC, 3).next_multiple_of(area::PAGE_BYTES);
+
+    /// The side of `inet`: frames to send, memory to receive into, frames received.
+    pub fn inet(channel: &Channel) -> (Producer, Producer, Consumer) {
+        (
+            Producer::new(channel.own(&INET, 0), channel.peer(&NIC, 0), TRANSMITS),
+            Producer::new(channel.own(&INET, 1), channel.peer(&NIC, 1), FILLS),
+            Consumer::new(channel.own(&INET, 2), channel.peer(&NIC, 2), INPUTS),
+        )
+    }
+
+    /// The driver's side, in the same order.
+    pub fn nic(channel: &Channel) -> (Consumer, Consumer, Producer) {
+        (
+            Consumer::new(channel.own(&NIC, 0), channel.peer(&INET, 0), TRANSMITS),
+            Consumer::new(channel.own(&NIC, 1), channel.peer(&INET, 1), FILLS),
+            Producer::new(channel.own(&NIC, 2), channel.peer(&INET, 2), INPUTS),
+        )
+    }
+
+    /// Address of the header of the frame at a position of the transmit ring, [`HEADER_BYTES`] long: virtio_net_hdr, then
+    /// the frame's headers. `inet` writes it until the slot is published, and again when it has been consumed.
+    pub fn header(channel: &Channel, position: u64, is_inet: bool) -> *mut u8 {
+        let region = if is_inet { &channel.own } else { &channel.peer };
+        let offset = place(&INET, 3) + (position % TRANSMITS as u64) as usize * HEADER_BYTES;
+        assert!(offset + HEADER_BYTES <= region.len(), "headers outside of the region");
+        // SAFETY: checked above.
+        unsafe { region.as_ptr().add(offset) }
+    }
+}
