@@ -11,8 +11,12 @@
 //! the former engine stopped. Read `docs/internals/net.md` first, and RFC 9293 section 3.10 before `tcp/connection.rs`.
 #![forbid(unsafe_code)]
 
+mod engine;
+mod memory;
 mod records;
 mod types;
 
+pub use engine::{Engine, Settings};
+pub use memory::{Capacity, Memory, Owned};
 pub use records::{List, NONE, Node, Slab, SlabHead};
 pub use types::*;

@@ -94,7 +94,10 @@ impl PayloadRef {
     /// # Panics
     /// If they lie outside.
     pub fn slice(self, start: u32, length: u32) -> Self {
-        assert!(start.checked_add(length).is_some_and(|end| end <= self.length), "a slice outside of the payload");
+        assert!(
+            start.checked_add(length).is_some_and(|end| end <= self.length),
+            "a slice outside of the payload"
+        );
         Self { offset: self.offset + start, length, ..self }
     }
 }
@@ -290,19 +293,39 @@ pub enum Ended {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     /// A `connect` is done.
-    Connected { connection: ConnectionId },
+    Connected {
+        connection: ConnectionId,
+    },
     /// `accept` will return a connection.
-    Incoming { listener: ListenerId },
+    Incoming {
+        listener: ListenerId,
+    },
     /// Bytes in order: `start..start + length` of a frame, counted from its Ethernet header. The frame is the client's
     /// until it calls `release`; each part once. `offset` counts the stream's bytes, to find a repeated delivery.
-    Received { connection: ConnectionId, frame: FrameId, start: u32, length: u32, offset: u64 },
+    Received {
+        connection: ConnectionId,
+        frame: FrameId,
+        start: u32,
+        length: u32,
+        offset: u64,
+    },
     /// The peer sent FIN; all bytes before it have been delivered.
-    PeerClosed { connection: ConnectionId },
+    PeerClosed {
+        connection: ConnectionId,
+    },
     /// All pieces of sends up to this ticket belong to the client again.
-    Released { connection: ConnectionId, ticket: u64 },
+    Released {
+        connection: ConnectionId,
+        ticket: u64,
+    },
     /// A `send` that was refused for want of room may be tried again.
-    Room { connection: ConnectionId },
-    Ended { connection: ConnectionId, why: Ended },
+    Room {
+        connection: ConnectionId,
+    },
+    Ended {
+        connection: ConnectionId,
+        why: Ended,
+    },
 }
 
 /// Why a request was refused.

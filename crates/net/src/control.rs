@@ -38,9 +38,13 @@ pub enum ToInet {
 pub enum FromInet {
     /// All has been mapped, rights have been given up.
     Ready,
-    Drained { client: u32 },
+    Drained {
+        client: u32,
+    },
     /// An application has broken the rules of its rings: disconnect it.
-    Faulty { client: u32 },
+    Faulty {
+        client: u32,
+    },
 }
 
 /// From the supervisor to a driver.
@@ -50,14 +54,29 @@ pub enum ToNic {
     /// First message: the device (TAP, packet or wire socket), memory of the driver and memory of `inet` (read-only),
     /// frames, the own doorbell, the doorbell of `inet`, the page that counts control messages (read-only), memory of the
     /// counters.
-    Start { device: Device, mac: [u8; 6], mtu: u16 },
+    Start {
+        device: Device,
+        mac: [u8; 6],
+        mtu: u16,
+    },
     /// An application: memory of the driver, memory of the application (read-only), its doorbell.
-    Client { client: u32 },
+    Client {
+        client: u32,
+    },
     /// Memory of an application, read-only. Answer `Mapped`.
-    Region { client: u32, region: u32, generation: u32, bytes: u32 },
-    ClientGone { client: u32 },
+    Region {
+        client: u32,
+        region: u32,
+        generation: u32,
+        bytes: u32,
+    },
+    ClientGone {
+        client: u32,
+    },
     /// Attach to `inet` as the `epoch`th driver, and begin to work.
-    Go { epoch: u32 },
+    Go {
+        epoch: u32,
+    },
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -113,8 +132,17 @@ pub enum FromClient {
 pub enum ToClient {
     /// Memory of the application and of `inet` (read-only), memory of the application and of the driver (read-only), what
     /// is received (read-only, `received_bytes`), the own doorbell, the doorbell of `inet`.
-    Welcome { client: u32, addresses: Vec<(IpAddr, u8)>, received_bytes: u64 },
-    Region { region: u32, generation: u32 },
-    Refused { why: String },
+    Welcome {
+        client: u32,
+        addresses: Vec<(IpAddr, u8)>,
+        received_bytes: u64,
+    },
+    Region {
+        region: u32,
+        generation: u32,
+    },
+    Refused {
+        why: String,
+    },
     Status(serde_json::Value),
 }
