@@ -5,8 +5,10 @@
 //!
 //! - [`slot`], [`layout`]: what the processes write into shared memory, and where it lies. Any content is valid memory;
 //!   its reader checks it.
+//! - [`server`]: `inet` without its process.
 //! - [`control`]: messages with descriptors, off the data path.
 
 pub mod control;
 pub mod layout;
+pub mod server;
 pub mod slot;

@@ -16,7 +16,7 @@ pub mod request {
     pub const ACCEPT: u32 = 5;
     pub const CLOSE: u32 = 6;
     pub const SEND: u32 = 7;
-    /// Gives received frames back ([`super::Request::frames`]) and so opens the window for as many bytes.
+    /// Gives received frames of any socket back ([`super::Request::frames`]) and so opens their windows.
     pub const RECEIVE: u32 = 8;
     /// No more bytes follow: FIN behind those already sent.
     pub const SHUTDOWN: u32 = 9;
@@ -37,20 +37,19 @@ pub mod option {
 /// Codes of [`Completion`].
 pub mod completion {
     /// The answer to a request other than `SEND` and `RECEIVE`: `status` is 0 or an errno. Of `SOCKET` and `ACCEPT` the
-    /// new socket's number; of `BIND`, `CONNECT` and `ACCEPT` addresses.
+    /// new socket's number; of `BIND`, `LISTEN`, `CONNECT` and `ACCEPT` addresses. `CONNECT` and `ACCEPT` are answered
+    /// when there is a connection; one `ACCEPT` of a socket may wait. A `RECEIVE` is answered only if it was wrong.
     pub const DONE: u32 = 1;
     pub const RECEIVED: u32 = 2;
     pub const PEER_CLOSED: u32 = 3;
     /// Memory of all sends up to `ticket` is the application's again.
     pub const RELEASED: u32 = 4;
-    /// A `SEND` refused with EAGAIN may be repeated.
+    /// A `SEND` refused with EAGAIN may be repeated, as after any `RELEASED`. All sends behind it were refused too.
     pub const ROOM: u32 = 5;
     /// The connection ended; `status` is an errno, or 0.
     pub const ENDED: u32 = 6;
-    /// A connection can be accepted.
-    pub const INCOMING: u32 = 7;
     /// A `SEND` was refused: `status`, `ticket`.
-    pub const REFUSED: u32 = 8;
+    pub const REFUSED: u32 = 7;
 }
 
 /// Bytes in shared memory, as `inet::PayloadRef`.
