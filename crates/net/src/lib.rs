@@ -5,10 +5,12 @@
 //!
 //! - [`slot`], [`layout`]: what the processes write into shared memory, and where it lies. Any content is valid memory;
 //!   its reader checks it.
+//! - [`nic`]: the driver.
 //! - [`server`]: `inet` without its process.
 //! - [`control`]: messages with descriptors, off the data path.
 
 pub mod control;
 pub mod layout;
+pub mod nic;
 pub mod server;
 pub mod slot;
