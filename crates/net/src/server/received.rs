@@ -98,15 +98,11 @@ impl Copies {
         assert!(bytes as usize <= LARGE_BYTES, "a delivery longer than a frame");
         let held = self.held.get_mut(socket as usize)?;
         let smallest = usize::from(bytes as usize > SMALL_BYTES);
-        for class in smallest..2 {
-            if held[class] < self.free[class].len() {
-                let number = self.free[class].pop()?;
-                held[class] += 1;
-                self.taken[number as usize] = Some(socket);
-                return Some(number);
-            }
-        }
-        None
+        let class = (smallest..2).find(|&class| held[class] < self.free[class].len())?;
+        let number = self.free[class].pop()?;
+        held[class] += 1;
+        self.taken[number as usize] = Some(socket);
+        Some(number)
     }
 
     fn give_back(&mut self, number: u32) -> Result<(), ()> {

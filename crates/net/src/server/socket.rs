@@ -80,6 +80,11 @@ impl Socket {
             _ => Err(ENOTCONN),
         }
     }
+
+    /// EAGAIN if the last SEND before a SHUTDOWN or CLOSE was refused: its repetition goes before the FIN.
+    fn all_sent(&self, asked: &Request) -> Result<(), i32> {
+        if asked.value == self.sent as u32 { Ok(()) } else { Err(EAGAIN) }
+    }
 }
 
 impl Client {
@@ -243,10 +248,7 @@ impl Sockets {
             request::CLOSE => client.close(asked, protocol, now, answers),
             request::SEND => client.send(asked, protocol, quota.tickets, now),
             request::RECEIVE => client.give_back(id, asked, protocol, now),
-            request::SHUTDOWN => client.socket(asked.socket, asked.generation).and_then(|socket| {
-                protocol.shutdown(socket.connection()?, now).map_err(errno)?;
-                Ok(Some(done(asked)))
-            }),
+            request::SHUTDOWN => client.shutdown(asked, protocol, now),
             request::ABORT => client.abort(asked, protocol, now),
             request::OPTION => client.set_option(asked, protocol),
             _ => Err(EINVAL),
@@ -396,6 +398,7 @@ impl Client {
                 cancelled = Some(ticket);
             }
             State::Connected(connection) => {
+                socket.all_sent(asked)?;
                 let _ = protocol.close(connection, now);
             }
             State::Ended => {}
@@ -405,6 +408,14 @@ impl Client {
             answers.push(Completion { ticket, status: ECANCELED as u32, ..done(asked) });
         }
         self.settle(asked.socket);
+        Ok(Some(done(asked)))
+    }
+
+    fn shutdown(&mut self, asked: &Request, protocol: &mut Protocol<'_>, now: Time) -> Answer {
+        let socket = self.socket(asked.socket, asked.generation)?;
+        let connection = socket.connection()?;
+        socket.all_sent(asked)?;
+        protocol.shutdown(connection, now).map_err(errno)?;
         Ok(Some(done(asked)))
     }
 
@@ -420,7 +431,7 @@ impl Client {
         let socket = self.socket(asked.socket, asked.generation)?;
         let connection = socket.connection()?;
         if asked.ticket <= socket.sent {
-            return Err(EINVAL);
+            return Err(EALREADY);
         }
         // A send behind one that was refused is refused as well: bytes stay in order.
         if is_full || asked.ticket != socket.sent + 1 {
