@@ -6,11 +6,13 @@
 //! - [`slot`], [`layout`]: what the processes write into shared memory, and where it lies. Any content is valid memory;
 //!   its reader checks it.
 //! - [`nic`]: the driver.
-//! - [`server`]: `inet` without its process.
-//! - [`control`]: messages with descriptors, off the data path.
+//! - [`server`]: `inet` without its process; [`socket`]: the library of applications.
+//! - [`control`], [`control_socket`]: messages with descriptors, off the data path.
 
 pub mod control;
+pub mod control_socket;
 pub mod layout;
 pub mod nic;
 pub mod server;
 pub mod slot;
+pub mod socket;

@@ -17,6 +17,7 @@ use libc::{
 use super::protocol::{Name, Protocol};
 use super::received::{Copies, Delivery, View};
 use super::{Quota, REGIONS_MAX};
+use crate::nic;
 use crate::slot::{Completion, FRAMES, Request, SPANS, completion, option, request};
 
 /// Answers that are delivered later, errors by errno.
@@ -31,7 +32,7 @@ pub(super) struct Sockets {
 struct Client {
     sockets: Vec<Socket>,
     free: Vec<u32>,
-    /// By number.
+    /// By number; those of all clients have different ones, because drivers know them by number only.
     regions: Vec<Option<Memory>>,
     view: View,
     /// Sends not released, of all sockets.
@@ -201,7 +202,8 @@ impl Sockets {
             return false;
         };
         let number = region as usize;
-        if number >= REGIONS_MAX {
+        let is_new = client.regions.get(number).is_none_or(Option::is_none);
+        if number >= nic::REGIONS_MAX || is_new && client.regions.iter().flatten().count() >= REGIONS_MAX {
             return false;
         }
         if client.regions.len() <= number {

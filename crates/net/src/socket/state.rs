@@ -78,7 +78,8 @@ pub(super) struct Flow {
 
 struct Send {
     span: Span,
-    lease: Arc<Lease>,
+    /// Keeps the area from being taken again.
+    _lease: Arc<Lease>,
 }
 
 /// Received bytes, in up to two ranges.
@@ -257,7 +258,7 @@ impl State {
         let flow = self.flow(id)?;
         flow.sent += 1;
         flow.flight_bytes += span.length as usize;
-        flow.flight.push_back(Send { span, lease });
+        flow.flight.push_back(Send { span, _lease: lease });
         let ticket = flow.sent;
         self.flush_flow(id);
         Some(ticket)
@@ -529,7 +530,9 @@ impl State {
     pub(super) fn lingers(&self) -> bool {
         self.sockets.iter().flatten().any(|socket| match socket {
             Socket::Flow(flow) => {
-                flow.close != Step::No && flow.ended.is_none() && (flow.is_unfinished() || !flow.flight.is_empty())
+                flow.close != Step::No
+                    && flow.ended.is_none()
+                    && (flow.is_unfinished() || !flow.flight.is_empty())
             }
             Socket::Listener(_) => false,
         })
@@ -545,6 +548,16 @@ impl State {
 }
 
 impl Flow {
+    /// The application has closed its direction.
+    pub(super) fn is_shut(&self) -> bool {
+        self.shutdown != Step::No || self.close != Step::No
+    }
+
+    /// A send is not released, and will be.
+    pub(super) fn is_in_flight(&self, ticket: u64) -> bool {
+        self.released < ticket && ticket <= self.sent
+    }
+
     fn is_unfinished(&self) -> bool {
         self.next <= self.sent || self.shutdown == Step::Wanted || self.close == Step::Wanted
     }
