@@ -12,7 +12,9 @@
 #![forbid(unsafe_code)]
 
 mod engine;
+pub mod iface;
 mod memory;
+pub mod packet;
 mod records;
 mod types;
 
