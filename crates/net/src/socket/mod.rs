@@ -15,3 +15,6 @@ pub use area::{AREA_BYTES_MAX, SendArea};
 pub use listener::TcpListener;
 pub use stack::{Parts, Servers, Stack};
 pub use stream::{ReceivedArea, SEND_BYTES_MAX, TcpStream, Ticket};
+
+#[cfg(test)]
+mod tests;

@@ -70,6 +70,9 @@ pub(super) struct Flow {
     pub(super) released: u64,
     /// A send was refused: the next release or ROOM lets it be repeated.
     is_blocked: bool,
+    /// Sends that may be requested and not released: as many as were taken when one was refused, and one more with each
+    /// release since. Without it each release would repeat all sends that wait.
+    window: u64,
     shutdown: Step,
     close: Step,
     pub(super) local: SocketAddr,
@@ -198,6 +201,7 @@ impl State {
             submitted: 0,
             released: 0,
             is_blocked: false,
+            window: u64::MAX,
             shutdown: Step::No,
             close: Step::No,
             local,
@@ -451,14 +455,14 @@ impl State {
                 // The client's share of all sends may have been what was full.
                 for at in 0..self.unfinished.len() {
                     if let Some(flow) = self.flow(self.unfinished[at]) {
-                        flow.is_blocked = false;
+                        flow.unblock();
                     }
                 }
                 self.settle(id);
             }
             completion::ROOM => {
                 if let Some(flow) = self.flow(id) {
-                    flow.is_blocked = false;
+                    flow.unblock();
                 }
             }
             completion::ENDED => {
@@ -564,7 +568,7 @@ impl Flow {
 
     fn next_request(&mut self, id: Id, ticket: u64) -> Option<Request> {
         if self.next <= self.sent {
-            if self.is_blocked {
+            if self.is_blocked || self.next - self.released > self.window {
                 return None;
             }
             let at = self.flight.len() - (self.sent + 1 - self.next) as usize;
@@ -615,11 +619,17 @@ impl Flow {
         }
         if status == EAGAIN {
             self.next = self.next.min(ticket);
+            self.window = (ticket - 1 - self.released).max(1);
             self.is_blocked = true;
         } else {
             self.drop_from(ticket);
             self.ended.get_or_insert(status);
         }
+    }
+
+    fn unblock(&mut self) {
+        self.is_blocked = false;
+        self.window = self.window.saturating_add(1);
     }
 
     fn on_ended(&mut self, status: i32) {
