@@ -7,6 +7,7 @@
 //!   its reader checks it.
 //! - [`nic`]: the driver.
 //! - [`server`]: `inet` without its process; [`socket`]: the library of applications.
+//! - [`wait`]: how their loops wait.
 //! - [`control`], [`control_socket`]: messages with descriptors, off the data path.
 
 pub mod control;
@@ -16,3 +17,4 @@ pub mod nic;
 pub mod server;
 pub mod slot;
 pub mod socket;
+pub mod wait;
