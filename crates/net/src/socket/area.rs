@@ -28,9 +28,18 @@ pub(super) struct Arena(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
-    regions: Vec<Arc<Shared>>,
+    regions: Vec<Carved>,
     /// Region and offset by size class; the last returned is the first taken, because its bytes are in the cache.
     free: [Vec<(u32, u32)>; CLASSES],
+}
+
+/// A region cut into areas of one size class.
+#[derive(Debug)]
+struct Carved {
+    shared: Arc<Shared>,
+    class: usize,
+    /// Areas in use; at zero the region may be cut for another class.
+    used: u32,
 }
 
 #[derive(Debug)]
@@ -67,8 +76,13 @@ impl Arena {
         assert!(bytes <= AREA_BYTES_MAX, "an area of {bytes} bytes");
         let class = class_of(bytes);
         let mut state = self.state();
+        if state.free[class].is_empty() && state.regions.len() == REGIONS_MAX {
+            state.cut_again(class);
+        }
         let (place, offset) = state.free[class].pop()?;
-        let shared = Arc::clone(&state.regions[place as usize]);
+        let region = &mut state.regions[place as usize];
+        region.used += 1;
+        let shared = Arc::clone(&region.shared);
         Some(Lease { arena: Arc::clone(self), shared, place, offset, class })
     }
 
@@ -82,13 +96,28 @@ impl Arena {
         let memory = Region::shared(memfd.as_fd(), REGION_BYTES, true)?;
         collapse(&memory);
         let (number, generation) = register(memfd.as_fd(), REGION_BYTES as u32)?;
-        let place = state.regions.len() as u32;
-        state.regions.push(Arc::new(Shared { memory, number, generation }));
-        let class = class_of(bytes);
+        let (place, class) = (state.regions.len() as u32, class_of(bytes));
+        let shared = Arc::new(Shared { memory, number, generation });
+        state.regions.push(Carved { shared, class, used: 0 });
+        state.cut(place, class);
+        Ok(true)
+    }
+}
+
+impl State {
+    fn cut(&mut self, place: u32, class: usize) {
+        self.regions[place as usize].class = class;
         let step = 1 << (CLASS_MIN_SHIFT as usize + class);
         let offsets = (0..REGION_BYTES as u32).step_by(step).rev();
-        state.free[class].extend(offsets.map(|offset| (place, offset)));
-        Ok(true)
+        self.free[class].extend(offsets.map(|offset| (place, offset)));
+    }
+
+    /// Cuts an unused region of another class for this one.
+    fn cut_again(&mut self, class: usize) {
+        let Some(place) = self.regions.iter().position(|region| region.used == 0) else { return };
+        let former = self.regions[place].class;
+        self.free[former].retain(|&(other, _)| other as usize != place);
+        self.cut(place as u32, class);
     }
 }
 
@@ -134,7 +163,9 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        self.arena.state().free[self.class].push((self.place, self.offset));
+        let mut state = self.arena.state();
+        state.regions[self.place as usize].used -= 1;
+        state.free[self.class].push((self.place, self.offset));
     }
 }
 
@@ -202,5 +233,10 @@ mod tests {
             assert!(arena.grow(4096, &mut register).unwrap());
         }
         assert!(!arena.grow(4096, &mut register).unwrap(), "bounded");
+        let one = arena.take(AREA_BYTES_MAX).expect("a region cut again");
+        let (used, other) = (arena.take(4096).unwrap(), arena.take(AREA_BYTES_MAX).unwrap());
+        assert!(one.as_ptr() != other.as_ptr() && used.as_ptr() != one.as_ptr());
+        let rest: Vec<_> = std::iter::from_fn(|| arena.take(4096)).collect();
+        assert_eq!(rest.len() + 1, (REGIONS_MAX - 3) * REGION_BYTES / 4096, "all others but that of `two`");
     }
 }
