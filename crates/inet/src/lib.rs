@@ -16,6 +16,7 @@ pub mod iface;
 mod memory;
 pub mod packet;
 mod records;
+mod tcp;
 mod types;
 
 pub use engine::{Engine, Settings};
