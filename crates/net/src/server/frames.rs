@@ -132,6 +132,11 @@ impl Frames {
         HEADS - self.at_driver - self.free_heads.len()
     }
 
+    /// Free heads and tails are overdue: the ring of fills had no room for them.
+    pub(super) fn is_overdue(&self) -> bool {
+        self.wants_fill() && !(self.free_heads.is_empty() && self.free_tails.is_empty())
+    }
+
     /// Whether free heads and tails are worth a [`Fill`] now.
     pub(super) fn wants_fill(&self) -> bool {
         let has_enough = self.at_driver >= HEADS_ENOUGH && self.free_tails.len() < TAILS / 8;

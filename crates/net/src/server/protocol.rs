@@ -19,7 +19,7 @@ use crate::slot::{self, Input, NO_CLIENT, NO_TAIL, REGION_FRAMES, Span, input};
 
 /// Smallest MTU of an interface, bytes (RFC 791 §3.2).
 const MTU_MIN: u16 = 576;
-/// While a driver holds frames, its counter is read this often: it rings no bell when it has consumed a slot.
+/// While a driver holds slots, its counters are read this often: it rings no bell when it has consumed one.
 const DRIVER_LOOK_US: u64 = 1000;
 
 /// What an application calls a connection or listener.
@@ -181,7 +181,8 @@ impl<'m> Protocol<'m> {
     }
 
     pub(super) fn deadline(&self, now: Time) -> Option<Time> {
-        let waits = self.waiting() > 0;
+        let is_overdue = |port: &Interface| port.epoch.is_some() && port.frames.is_overdue();
+        let waits = self.waiting() > 0 || self.interfaces.iter().flatten().any(is_overdue);
         let look = waits.then(|| now.after(DRIVER_LOOK_US));
         [self.engine.poll_timeout(), look].into_iter().flatten().min()
     }

@@ -4,7 +4,6 @@ use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
 
 use inet::Endpoint;
 
@@ -12,6 +11,7 @@ use super::stack::{Shared, Stack, errno};
 use super::state::{Id, local_of};
 use super::stream::TcpStream;
 use crate::slot::{Request, request};
+use crate::wait::now;
 
 /// Connections that are open and not accepted.
 const BACKLOG: u32 = 128;
@@ -69,7 +69,7 @@ impl TcpListener {
     }
 
     pub fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
-        let until = self.is_nonblocking.load(Ordering::Relaxed).then(Instant::now);
+        let until = self.is_nonblocking.load(Ordering::Relaxed).then(now);
         let (id, peer) = self
             .shared
             .wait(until, None, |state| state.accepted(self.id).map(|accepted| accepted.map_err(errno)))?;

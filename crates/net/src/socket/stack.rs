@@ -2,12 +2,13 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use area::{Doorbell, Region};
+use inet::Time;
 use libc::ECONNRESET;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -15,14 +16,15 @@ use super::area::{AREA_BYTES_MAX, Arena, Lease, SendArea};
 use super::state::{Id, State};
 use crate::layout::{self, Channel};
 use crate::slot::{Completion, Request};
+use crate::wait::{Next, Turn, Waiter, is_core_shared, now};
 
-/// A thread without success looks at the rings this long before it sleeps.
-const LOOK_TIME: Duration = Duration::from_micros(30);
-/// The longest sleep of a thread that waits for a direct return, for which no bell rings.
-const DIRECT_NAP: Duration = Duration::from_micros(200);
-/// How long the last drop of a stack waits until what was written and closed is acknowledged: the connections of an
-/// application that is gone are reset.
-const LINGER: Duration = Duration::from_secs(5);
+/// The longest sleep of a thread that waits for a direct return, for which no bell rings, microseconds.
+const DIRECT_NAP_US: u64 = 200;
+/// How long the last drop of a stack waits until what was written and closed is acknowledged, microseconds: the
+/// connections of an application that is gone are reset.
+const LINGER_US: u64 = 5_000_000;
+/// Loops of a round: application, `inet`, driver.
+const LOOPS: usize = 3;
 
 /// What the library needs of the servers besides rings.
 pub trait Servers: Send {
@@ -63,6 +65,8 @@ pub(super) struct Shared {
     /// Something was taken out of the rings, or nobody leads.
     changed: Condvar,
     servers: Mutex<Box<dyn Servers>>,
+    /// Of the thread that leads.
+    waiter: Mutex<Waiter>,
     arena: Arc<Arena>,
     pub(super) received: Arc<Region>,
     bell: Doorbell,
@@ -78,25 +82,26 @@ pub(super) fn errno(status: i32) -> io::Error {
 impl Stack {
     /// Joins the servers that listen at a path (`net up --socket`).
     pub fn connect(path: impl AsRef<Path>) -> io::Result<Self> {
-        Ok(Self::from_parts(super::join::join(path.as_ref())?))
+        Self::from_parts(super::join::join(path.as_ref())?)
     }
 
     /// For servers in this process, and for tests.
-    pub fn from_parts(parts: Parts) -> Self {
+    pub fn from_parts(parts: Parts) -> io::Result<Self> {
         let Parts { addresses, channel, direct, received, bell, inet_bell, control, servers } = parts;
         let (requests, completions) = layout::client::application(&channel);
         let state = State::new(requests, completions, layout::direct::application(&direct));
-        Self(Arc::new(Shared {
+        Ok(Self(Arc::new(Shared {
             state: Mutex::new(state),
             changed: Condvar::new(),
             servers: Mutex::new(servers),
+            waiter: Mutex::new(Waiter::new(is_core_shared(LOOPS))?),
             arena: Arc::default(),
             received,
             bell,
             inet_bell,
             control,
             addresses,
-        }))
+        })))
     }
 
     /// Addresses of the stack, with the lengths of their prefixes.
@@ -179,13 +184,13 @@ impl Shared {
 
     /// Waits until `ready` returns something. Errors: `WouldBlock` at `until`; ECONNRESET if the servers are gone.
     ///
-    /// One of the threads that wait leads: it looks at the rings for [`LOOK_TIME`] and then sleeps on the doorbell; the
-    /// others sleep until the leader, or a thread that looks before it waits, has taken something out of the rings.
-    /// With `nap` no sleep is longer.
+    /// One of the threads that wait leads: it waits for the rings as [`crate::wait`] says; the others sleep until the
+    /// leader, or a thread that looks before it waits, has taken something out of the rings. With `nap` no sleep is
+    /// longer, microseconds.
     pub(super) fn wait<T>(
         &self,
-        until: Option<Instant>,
-        nap: Option<Duration>,
+        until: Option<Time>,
+        nap: Option<u64>,
         mut ready: impl FnMut(&mut State) -> Option<io::Result<T>>,
     ) -> io::Result<T> {
         let mut state = self.lock();
@@ -198,24 +203,21 @@ impl Shared {
             if state.is_gone {
                 return Err(errno(ECONNRESET));
             }
-            let left = match until.map(|until| until.saturating_duration_since(Instant::now())) {
-                Some(Duration::ZERO) => return Err(io::ErrorKind::WouldBlock.into()),
-                left => [left, nap].into_iter().flatten().min(),
-            };
+            let mut deadline = until.unwrap_or(Time::NEVER);
+            if deadline != Time::NEVER || nap.is_some() {
+                let now = now();
+                if deadline <= now {
+                    return Err(io::ErrorKind::WouldBlock.into());
+                }
+                deadline = deadline.min(nap.map_or(Time::NEVER, |nap| now.after(nap)));
+            }
             if state.is_led {
-                state.followers += 1;
-                state = match left {
-                    Some(left) => {
-                        self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0
-                    }
-                    None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
-                };
-                state.followers -= 1;
+                state = self.follow(state, deadline);
                 continue;
             }
             state.is_led = true;
             drop(state);
-            self.lead(left);
+            self.lead(deadline);
             state = self.lock();
             state.is_led = false;
             if state.followers > 0 {
@@ -224,29 +226,45 @@ impl Shared {
         }
     }
 
-    /// Returns when something was taken out of the rings, or at the end of the time.
-    fn lead(&self, left: Option<Duration>) {
-        let start = Instant::now();
+    fn follow<'a>(&self, mut state: MutexGuard<'a, State>, deadline: Time) -> MutexGuard<'a, State> {
+        state.followers += 1;
+        let mut state = if deadline == Time::NEVER {
+            self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
+        } else {
+            let left = Duration::from_micros(deadline.since(now()));
+            self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0
+        };
+        state.followers -= 1;
+        state
+    }
+
+    /// Returns when something was taken out of the rings, or at the deadline.
+    fn lead(&self, deadline: Time) {
+        let mut waiter = self.waiter.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut turn = Turn::Worked;
         let has_process = loop {
             let has_process = !self.servers_turn();
-            if self.look(&mut self.lock()) > 0 {
+            let mut state = self.lock();
+            if self.look(&mut state) > 0 {
                 return;
             }
-            if start.elapsed() >= left.map_or(LOOK_TIME, |left| left.min(LOOK_TIME)) {
+            if std::mem::take(&mut state.has_handed) {
+                turn = Turn::Handed;
+            }
+            drop(state);
+            if waiter.after(turn) == Next::Sleep || deadline != Time::NEVER && deadline <= now() {
                 break has_process;
             }
-            std::thread::yield_now();
+            turn = Turn::Nothing;
         };
         let mut state = self.lock();
         state.flush_returns();
         self.publish(&mut state);
-        if !has_process {
-            return;
-        }
-        if state.arm() {
+        // Servers in this process ring no bell while nobody gives them a turn.
+        if has_process && state.arm() {
             state.is_asleep = true;
             drop(state);
-            self.sleep(left);
+            self.sleep(&mut waiter, deadline);
             state = self.lock();
             state.is_asleep = false;
         }
@@ -259,23 +277,24 @@ impl Shared {
         self.servers.try_lock().is_ok_and(|mut servers| servers.turn())
     }
 
-    fn sleep(&self, left: Option<Duration>) {
-        let mut ready = Vec::with_capacity(2);
-        ready.push(PollFd::new(&self.bell, PollFlags::IN));
-        // Messages on the control socket are answers to a thread that waits for them; its end is for all.
-        ready.extend(self.control.as_ref().map(|control| PollFd::new(control, PollFlags::empty())));
-        let left = left.and_then(|left| Timespec::try_from(left).ok());
-        // An interrupted sleep ends early, which is harmless.
-        if poll(&mut ready, left.as_ref()).is_ok()
-            && ready.get(1).is_some_and(|control| !control.revents().is_empty())
-        {
+    fn sleep(&self, waiter: &mut Waiter, deadline: Time) {
+        let bell = (self.bell.as_fd(), PollFlags::IN);
+        let Some(control) = &self.control else {
+            let _ = waiter.sleep(&[bell], deadline);
+            return;
+        };
+        // Messages on the control socket are answers to a thread that waits for them; its end is for all. A sleep that
+        // fails ends early, which is harmless.
+        let _ = waiter.sleep(&[bell, (control.as_fd(), PollFlags::empty())], deadline);
+        let mut over = [PollFd::new(control, PollFlags::empty())];
+        if poll(&mut over, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|count| count > 0) {
             self.lock().is_gone = true;
         }
     }
 
     /// Waits until the driver has submitted, or the servers have released, all sends of a flow up to a ticket.
     pub(super) fn wait_submitted(&self, id: Id, ticket: u64) -> io::Result<()> {
-        self.wait(None, Some(DIRECT_NAP), |state| {
+        self.wait(None, Some(DIRECT_NAP_US), |state| {
             let flow = state.flow(id)?;
             match flow.ended {
                 _ if flow.submitted >= ticket => Some(Ok(())),
@@ -295,7 +314,7 @@ impl Shared {
 impl Drop for Shared {
     fn drop(&mut self) {
         if self.lock().lingers() {
-            let until = Some(Instant::now() + LINGER);
+            let until = Some(now().after(LINGER_US));
             // What is not acknowledged then is lost, as the type's documentation says.
             let _ = self.wait(until, None, |state| (!state.lingers()).then_some(Ok(())));
         }

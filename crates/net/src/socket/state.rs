@@ -38,6 +38,8 @@ pub(super) struct State {
     returns: Vec<u32>,
     returned_bytes: u32,
     has_pushed: bool,
+    /// Work was handed on since the last wait: requests were published, or direct returns taken.
+    pub(super) has_handed: bool,
     /// The rings are broken, or the servers are gone.
     pub(super) is_gone: bool,
     /// A thread waits for the rings in the name of all.
@@ -155,6 +157,7 @@ impl State {
             returns: Vec::new(),
             returned_bytes: 0,
             has_pushed: false,
+            has_handed: false,
             is_gone: false,
             is_led: false,
             is_asleep: false,
@@ -372,7 +375,9 @@ impl State {
 
     /// Makes requests visible. Returns whether `inet` sleeps: then ring its bell.
     pub(super) fn publish(&mut self) -> bool {
-        std::mem::take(&mut self.has_pushed) && self.requests.publish()
+        let has_pushed = std::mem::take(&mut self.has_pushed);
+        self.has_handed |= has_pushed;
+        has_pushed && self.requests.publish()
     }
 
     /// Requests what a flow wants in its order: sends, then FIN, then close.
@@ -424,6 +429,7 @@ impl State {
             self.completions.consume();
         }
         if count > completions {
+            self.has_handed = true;
             self.direct.consume();
         }
         if completions > 0 || !self.queue.is_empty() {

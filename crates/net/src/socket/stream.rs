@@ -6,15 +6,16 @@ use std::net::{Shutdown, SocketAddr, ToSocketAddrs};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use inet::Endpoint;
+use inet::{Endpoint, Time};
 use libc::{ECONNRESET, EINVAL, EPIPE, ETIMEDOUT};
 
 use super::area::{Lease, SendArea};
 use super::stack::{Shared, Stack, errno};
 use super::state::{Chunk, Id, State, local_of};
 use crate::slot::{Request, option, request};
+use crate::wait::now;
 
 /// Bytes of one connection that were sent and not released; more wait.
 pub const SEND_BYTES_MAX: usize = 4 << 20;
@@ -44,13 +45,13 @@ struct Inner {
 
 impl Inner {
     /// When a call that starts now must give up.
-    fn until(&self, timeout: &AtomicU64) -> Option<Instant> {
+    fn until(&self, timeout: &AtomicU64) -> Option<Time> {
         if self.is_nonblocking.load(Ordering::Relaxed) {
-            return Some(Instant::now());
+            return Some(now());
         }
         match timeout.load(Ordering::Relaxed) {
             0 => None,
-            us => Some(Instant::now() + Duration::from_micros(us)),
+            us => Some(now().after(us)),
         }
     }
 }
@@ -92,10 +93,10 @@ impl TcpStream {
     }
 
     pub fn connect_timeout(stack: &Stack, peer: &SocketAddr, timeout: Duration) -> io::Result<Self> {
-        Self::open(stack, *peer, Some(Instant::now() + timeout))
+        Self::open(stack, *peer, Some(now().after(micros(timeout))))
     }
 
-    fn open(stack: &Stack, peer: SocketAddr, until: Option<Instant>) -> io::Result<Self> {
+    fn open(stack: &Stack, peer: SocketAddr, until: Option<Time>) -> io::Result<Self> {
         let shared = &stack.0;
         let socket = shared.ask(Request { code: request::SOCKET, ..Request::default() }, 0)?;
         let id = Id { number: socket.socket, generation: socket.generation };
@@ -240,7 +241,7 @@ impl TcpStream {
         Ok(Ticket { inner: Arc::clone(&self.inner), ticket, lease, length })
     }
 
-    fn submit(&self, lease: &Arc<Lease>, range: Range<usize>, until: Option<Instant>) -> io::Result<u64> {
+    fn submit(&self, lease: &Arc<Lease>, range: Range<usize>, until: Option<Time>) -> io::Result<u64> {
         let Inner { shared, id, .. } = &*self.inner;
         let span = lease.span(range.start, range.len());
         shared.wait(until, None, |state| match room(state, *id) {
@@ -265,7 +266,7 @@ impl TcpStream {
     /// Waits until `take` returns something, or there will be nothing.
     fn wait_received<T>(
         &self,
-        until: Option<Instant>,
+        until: Option<Time>,
         mut take: impl FnMut(&mut State) -> Option<T>,
     ) -> io::Result<Option<T>> {
         let Inner { shared, id, .. } = &*self.inner;
@@ -345,9 +346,13 @@ fn set_timeout(place: &AtomicU64, timeout: Option<Duration>) -> io::Result<()> {
     if timeout == Some(Duration::ZERO) {
         return Err(errno(EINVAL));
     }
-    let us = timeout.map_or(0, |timeout| u64::try_from(timeout.as_micros()).unwrap_or(u64::MAX).max(1));
-    place.store(us, Ordering::Relaxed);
+    place.store(timeout.map_or(0, micros), Ordering::Relaxed);
     Ok(())
+}
+
+/// At least 1.
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX).max(1)
 }
 
 /// Bytes that can be sent now.
