@@ -27,7 +27,7 @@ pub use records::{ADDRESSES_MAX, Counters, GATEWAYS_MAX, INTERFACES_MAX, Neighbo
 use records::{Interface, Kind, LocalAddress, Reply};
 
 /// How packets to a remote address leave.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, zerocopy::FromZeros)]
 #[repr(C)]
 pub struct Route {
     pub local: Address,

@@ -3,7 +3,7 @@
 use crate::Time;
 
 /// A token bucket, as the time at which it will be full: an integer that needs no refill.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, zerocopy::FromZeros)]
 #[repr(C)]
 pub(super) struct Bucket {
     full_at: Time,

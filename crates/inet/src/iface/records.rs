@@ -15,7 +15,7 @@ pub(super) const HELD_MAX: usize = 16;
 const _: () = assert!(HELD_MAX < REPLIES_MAX && ADDRESSES_MAX + INTERFACES_MAX < REPLIES_MAX);
 
 /// What `net status` shows.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, zerocopy::FromZeros)]
 #[repr(C)]
 pub struct Counters {
     pub received_frames: u64,
@@ -48,7 +48,7 @@ impl Counters {
 }
 
 /// All but the table of neighbours.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, zerocopy::FromZeros)]
 #[repr(C)]
 pub struct State {
     pub(super) counters: Counters,
@@ -98,7 +98,7 @@ impl Default for State {
     }
 }
 
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, zerocopy::FromZeros)]
 #[repr(C)]
 pub(super) struct Interface {
     pub link: Link,
@@ -107,7 +107,7 @@ pub(super) struct Interface {
     pub link_local: Address,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, zerocopy::FromZeros)]
 #[repr(C)]
 pub(super) struct LocalAddress {
     pub address: Address,
@@ -117,7 +117,7 @@ pub(super) struct LocalAddress {
 }
 
 /// RFC 4861 §7.3.2. Entries for IPv4 follow the same rules.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, zerocopy::FromZeros)]
 #[repr(u8)]
 pub(super) enum Reachability {
     /// The record is free.
@@ -133,7 +133,7 @@ pub(super) enum Reachability {
 }
 
 /// What is known of a host on a link (RFC 4861 §5.1).
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, zerocopy::FromZeros)]
 #[repr(C)]
 pub struct Neighbour {
     pub(super) address: Address,
@@ -149,7 +149,7 @@ pub struct Neighbour {
     pub(super) probes: u8,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, zerocopy::FromZeros)]
 #[repr(u8)]
 pub(super) enum Kind {
     #[default]
@@ -162,7 +162,7 @@ pub(super) enum Kind {
 }
 
 /// A frame of ours that waits to be sent.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, zerocopy::FromZeros)]
 #[repr(C)]
 pub(super) struct Reply {
     pub source: Address,
@@ -177,7 +177,7 @@ pub(super) struct Reply {
     pub is_solicited: bool,
 }
 
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, zerocopy::FromZeros)]
 #[repr(C)]
 pub(super) struct IcmpReply {
     pub frame: FrameId,
@@ -194,7 +194,7 @@ pub(super) struct IcmpReply {
 }
 
 /// A frame to which the driver has been given a reference.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, zerocopy::FromZeros)]
 #[repr(C)]
 pub(super) struct Held {
     /// Number of the frame that refers to it, among those of its interface.

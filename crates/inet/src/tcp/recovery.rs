@@ -15,7 +15,7 @@ pub(crate) const TIMESTAMP_TICK_US: u64 = 1000;
 pub(crate) const SACK_BLOCKS_MAX: usize = 4;
 
 /// Bytes that were sent at one time and share one fate. A FIN counts as a byte.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, zerocopy::FromZeros)]
 #[repr(C)]
 pub(crate) struct Segment {
     seq: SeqNumber,
@@ -25,6 +25,8 @@ pub(crate) struct Segment {
     retransmissions: u8,
     state: u8,
 }
+
+impl crate::Record for crate::Node<Segment> {}
 
 /// What an acceptable ACK (RFC 9293 §3.10.7.4: SND.UNA <= SEG.ACK <= SND.NXT) says.
 #[derive(Clone, Copy, Debug, Default)]
@@ -62,7 +64,7 @@ pub(crate) enum Expiry {
 }
 
 /// Everything that a sender knows about its path.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, zerocopy::FromZeros)]
 #[repr(C)]
 pub(crate) struct Recovery {
     rtt: Rtt,
