@@ -317,10 +317,11 @@ impl Driver {
                 continue;
             }
             let (heads, tails) = numbers[..heads + tails].split_at(heads);
-            for &head in heads {
+            // Backwards: `inet` names first what it used last.
+            for &head in heads.iter().rev() {
                 self.counts.bad_fills += u64::from(!self.heads.add(head));
             }
-            for &tail in tails {
+            for &tail in tails.iter().rev() {
                 self.counts.bad_fills += u64::from(!self.tails.add(tail));
             }
         }

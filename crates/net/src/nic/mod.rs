@@ -12,6 +12,8 @@ mod maps;
 pub mod packet;
 mod segment;
 pub mod tap;
+#[cfg(test)]
+mod tests;
 pub mod wire;
 
 pub use device::Device;
