@@ -1,12 +1,10 @@
 //! Where the engine's state lies: fixed-size records in tables that the caller lends, linked by index.
 
-use zerocopy::FromZeros;
-
 /// No index.
 pub const NONE: u32 = u32::MAX;
 
 /// A record in a [`Slab`] and the index of the next one of its list.
-#[derive(Clone, Copy, Debug, Default, FromZeros)]
+#[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub struct Node<T> {
     pub next: u32,
@@ -14,7 +12,7 @@ pub struct Node<T> {
 }
 
 /// The free list of a [`Slab`].
-#[derive(Clone, Copy, Debug, FromZeros)]
+#[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct SlabHead {
     free: u32,
@@ -35,7 +33,7 @@ pub struct Slab<'m, T> {
 }
 
 /// A singly linked list of records of one slab, to lie in another record.
-#[derive(Clone, Copy, Debug, FromZeros)]
+#[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct List {
     pub first: u32,
