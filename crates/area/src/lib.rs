@@ -9,6 +9,7 @@
 
 mod doorbell;
 mod flight;
+pub mod memfd;
 mod poison;
 mod pool;
 mod region;
@@ -17,7 +18,7 @@ mod span;
 
 pub use doorbell::Doorbell;
 pub use flight::Access;
-pub use pool::{Pool, PoolLimits};
+pub use pool::{Mapping, Pool, PoolLimits};
 pub use region::{Region, release_heap};
 pub use span::Span;
 

@@ -2,10 +2,11 @@
 
 use std::cell::RefCell;
 use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 
 use crate::region::HUGE_PAGE_BYTES;
-use crate::{PAGE_BYTES, Region, Span, poison};
+use crate::{PAGE_BYTES, Region, Span, memfd, poison};
 
 const CLASS_MIN_SHIFT: u32 = PAGE_BYTES.trailing_zeros();
 /// Largest area: 16 MiB. A longer request panics; the caller splits it.
@@ -40,6 +41,8 @@ pub struct Pool {
 #[derive(Debug)]
 pub(crate) struct Inner {
     limits: PoolLimits,
+    /// Regions are memfds.
+    is_shared: bool,
     state: RefCell<State>,
 }
 
@@ -59,6 +62,7 @@ struct State {
 #[derive(Debug)]
 struct Carved {
     region: Region,
+    memfd: Option<Rc<OwnedFd>>,
     class: u8,
     /// At zero the region may be unmapped.
     borrowed: u32,
@@ -69,13 +73,31 @@ pub(crate) struct Place {
     pub(crate) base: *mut u8,
     class: u8,
     pub(crate) region: u32,
+    /// Of the area in its region, bytes.
+    pub(crate) offset: usize,
     /// The area was returned before and filled with the pattern.
     poisoned: bool,
 }
 
+/// A region of a pool, as [`Pool::changed_region`] reports it.
+#[derive(Clone, Debug)]
+pub struct Mapping {
+    pub base: *mut u8,
+    pub bytes: usize,
+    /// Of a pool whose regions other processes can map ([`Pool::shared`]).
+    pub memfd: Option<Rc<OwnedFd>>,
+}
+
 impl Pool {
     pub fn new(limits: PoolLimits) -> Self {
-        Self { inner: Rc::new(Inner { limits, state: RefCell::default() }) }
+        Self { inner: Rc::new(Inner { limits, is_shared: false, state: RefCell::default() }) }
+    }
+
+    /// A pool for a loop that sends through a stack in other processes: each region is a memfd ([`memfd::create`]) of
+    /// 2 MiB or, for larger areas, the area's size, in huge pages if the system has them free. [`Span::place`] names an
+    /// area's memory to a process that has the memfd.
+    pub fn shared(limits: PoolLimits) -> Self {
+        Self { inner: Rc::new(Inner { limits, is_shared: true, state: RefCell::default() }) }
     }
 
     pub const AREA_BYTES_MAX: usize = 1 << CLASS_MAX_SHIFT;
@@ -109,13 +131,17 @@ impl Pool {
         self.inner.state.borrow().borrowed
     }
 
-    /// A region mapped or unmapped since the last call: its index ([`Span::region`]), and its address and length if
-    /// mapped. A loop registers these regions with the kernel.
-    pub fn changed_region(&self) -> Option<(u32, Option<(*mut u8, usize)>)> {
+    /// A region mapped or unmapped since the last call: its index ([`Span::region`]), and where it is if mapped. A loop
+    /// registers these regions with the kernel or with a stack. A region may have come in the place of another one.
+    pub fn changed_region(&self) -> Option<(u32, Option<Mapping>)> {
         let mut state = self.inner.state.borrow_mut();
         let index = state.changed.pop()?;
-        let region = state.regions[index as usize].as_ref().map(|carved| &carved.region);
-        Some((index, region.map(|region| (region.as_ptr(), region.len()))))
+        let mapping = state.regions[index as usize].as_ref().map(|Carved { region, memfd, .. }| Mapping {
+            base: region.as_ptr(),
+            bytes: region.len(),
+            memfd: memfd.clone(),
+        });
+        Some((index, mapping))
     }
 
     pub fn mapped_bytes(&self) -> usize {
@@ -136,7 +162,7 @@ impl Inner {
     fn take_place(&self, class: u8) -> io::Result<Place> {
         let mut state = self.state.borrow_mut();
         if state.free[usize::from(class)].is_empty() {
-            state.grow(class, self.limits)?;
+            state.grow(class, self.limits, self.is_shared)?;
         }
         let place = state.free[usize::from(class)].pop().expect("grown above");
         state.borrowed += 1;
@@ -163,26 +189,38 @@ impl State {
         self.regions[place.region as usize].as_mut().expect("mapped while it has areas")
     }
 
-    fn grow(&mut self, class: u8, limits: PoolLimits) -> io::Result<()> {
+    fn grow(&mut self, class: u8, limits: PoolLimits, is_shared: bool) -> io::Result<()> {
         let bytes = class_bytes(class);
-        let region_bytes = bytes.max(if bytes < HUGE_FROM_BYTES { REGION_BYTES } else { HUGE_PAGE_BYTES });
+        let is_small = bytes < HUGE_FROM_BYTES && !is_shared;
+        let region_bytes = bytes.max(if is_small { REGION_BYTES } else { HUGE_PAGE_BYTES });
         self.make_room(region_bytes, limits.bytes_max);
         if self.mapped_bytes + region_bytes > limits.bytes_max {
             return Err(io::ErrorKind::OutOfMemory.into());
         }
-        let region = Region::new(region_bytes, true)?;
+        let (region, memfd) = match is_shared {
+            true => {
+                let memfd = memfd::create("pool", region_bytes)?;
+                let region = Region::shared(memfd.as_fd(), region_bytes, true)?;
+                // Small pages serve as well, only slower.
+                region.collapse();
+                (region, Some(Rc::new(memfd)))
+            }
+            false => (Region::new(region_bytes, true)?, None),
+        };
         let index = self.regions.iter().position(Option::is_none).unwrap_or_else(|| {
             self.regions.push(None);
             self.regions.len() - 1
         });
         for at in (0..region_bytes / bytes).rev() {
-            // SAFETY: at * bytes lies inside the region just mapped.
-            let base = unsafe { region.as_ptr().add(at * bytes) };
-            self.free[usize::from(class)].push(Place { base, class, region: index as u32, poisoned: false });
+            let offset = at * bytes;
+            // SAFETY: `offset` lies inside the region just mapped.
+            let base = unsafe { region.as_ptr().add(offset) };
+            let place = Place { base, class, region: index as u32, offset, poisoned: false };
+            self.free[usize::from(class)].push(place);
         }
         self.mapped_bytes += region_bytes;
         self.note_change(index as u32);
-        self.regions[index] = Some(Carved { region, class, borrowed: 0 });
+        self.regions[index] = Some(Carved { region, memfd, class, borrowed: 0 });
         Ok(())
     }
 
@@ -282,13 +320,41 @@ mod tests {
         let large = pool.take(1 << 20).unwrap();
         let (number, place) = pool.changed_region().unwrap();
         assert_eq!(Some(number), large.region());
-        let (base, length) = place.unwrap();
-        assert_eq!((base as usize % HUGE_PAGE_BYTES, length), (0, HUGE_PAGE_BYTES));
-        assert_eq!(pool.changed_region(), None);
+        let Mapping { base, bytes, memfd } = place.unwrap();
+        assert_eq!((base as usize % HUGE_PAGE_BYTES, bytes), (0, HUGE_PAGE_BYTES));
+        assert!(memfd.is_none() && pool.changed_region().is_none());
         drop(large);
         let small = pool.take(1).unwrap();
-        assert_eq!(pool.changed_region().unwrap().1, Some((small.as_ptr(), REGION_BYTES)), "in its place");
-        assert_eq!(pool.changed_region(), None);
+        let Mapping { base, bytes, .. } = pool.changed_region().unwrap().1.unwrap();
+        assert_eq!((base, bytes), (small.as_ptr(), REGION_BYTES), "in its place");
+        assert!(pool.changed_region().is_none());
+    }
+
+    #[test]
+    fn areas_of_a_shared_pool_are_seen_by_whoever_maps_their_region() {
+        let pool = Pool::shared(PoolLimits { bytes_max: 6 << 20 });
+        let spans = [100, PAGE_BYTES * 2, 1 << 20, 4 << 20].map(|bytes| pool.take(bytes));
+        assert!(spans[3].is_none(), "three regions of 2 MiB");
+        let mut regions = std::collections::HashMap::new();
+        while let Some((index, mapping)) = pool.changed_region() {
+            let Mapping { bytes, memfd, .. } = mapping.unwrap();
+            let memfd = memfd.unwrap();
+            memfd::check(memfd.as_fd(), bytes as u64).unwrap();
+            assert_eq!(bytes, HUGE_PAGE_BYTES);
+            regions.insert(index, Region::shared(memfd.as_fd(), bytes, false).unwrap());
+        }
+        for (number, span) in spans.iter().flatten().enumerate() {
+            let part = span.slice(7, 20);
+            part.fill(3, &[number as u8 + 1; 5]);
+            let (region, offset) = part.place().unwrap();
+            assert_eq!(Some(region), part.region());
+            let region = &regions[&region];
+            assert!(offset + part.len() <= region.len());
+            // SAFETY: checked above; this thread alone writes the region.
+            let seen = unsafe { std::slice::from_raw_parts(region.as_ptr().add(offset), part.len()) };
+            assert_eq!(seen, part.as_slice());
+            assert_eq!(seen[3..8], [number as u8 + 1; 5]);
+        }
     }
 
     #[test]

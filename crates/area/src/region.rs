@@ -1,4 +1,4 @@
-//! One memory mapping. Only this module and `Span::fetch` make system calls in this crate.
+//! One memory mapping.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -76,12 +76,44 @@ impl Region {
         self.length = length;
     }
 
-    /// Maps the first `length` bytes of a memfd, for this process and all others that map it. With `writable` the
-    /// descriptor must be open for writing. The memfd must be sealed against shrinking (F_SEAL_SHRINK) unless its
-    /// maker is trusted: an access behind the end of a file is fatal (SIGBUS).
+    /// Maps the first `length` bytes of a memfd, for this process and all others that map it; multiples of 2 MiB at an
+    /// address where huge pages can be. With `writable` the descriptor must be open for writing.
+    ///
+    /// The memfd must be sealed against shrinking ([`crate::memfd::check`]) unless its maker is trusted: an access
+    /// behind the end of a file is fatal (SIGBUS).
     pub fn shared(memory: BorrowedFd<'_>, length: usize, writable: bool) -> io::Result<Self> {
         let write = if writable { libc::PROT_WRITE } else { 0 };
-        Self::map(length, libc::PROT_READ | write, libc::MAP_SHARED, memory.as_raw_fd())
+        let (protection, memory) = (libc::PROT_READ | write, memory.as_raw_fd());
+        if !length.is_multiple_of(HUGE_PAGE_BYTES) || length == 0 {
+            return Self::map(length, protection, libc::MAP_SHARED, memory);
+        }
+        let reserve = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        let mut region = Self::map(length + HUGE_PAGE_BYTES, libc::PROT_NONE, reserve, -1)?;
+        region.align(length);
+        let flags = libc::MAP_SHARED | libc::MAP_FIXED;
+        // SAFETY: replaces exactly the range that was just reserved and that nothing uses.
+        let address =
+            unsafe { libc::mmap(region.base.as_ptr().cast(), length, protection, flags, memory, 0) };
+        if address == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(region)
+    }
+
+    /// Faults a writable shared region in, so that no page fault occurs on the data path, and puts it into huge pages
+    /// for all processes that map it. Returns whether it lies in huge pages: `false` if its length is no multiple of
+    /// 2 MiB, or the kernel has no such memory free or does not know MADV_COLLAPSE (Linux 6.1).
+    ///
+    /// A memfd has no huge pages by itself: where /sys/kernel/mm/transparent_hugepage/shmem_enabled is `never`, the
+    /// default, MADV_HUGEPAGE has no effect. MADV_COLLAPSE does it without rights, in about 1 ms for 2 MiB.
+    pub fn collapse(&self) -> bool {
+        let base = self.base.as_ptr().cast();
+        // SAFETY: the range is the whole mapping. Both calls only change which pages back it.
+        unsafe {
+            libc::madvise(base, self.length, libc::MADV_POPULATE_WRITE);
+            self.length.is_multiple_of(HUGE_PAGE_BYTES)
+                && libc::madvise(base, self.length, libc::MADV_COLLAPSE) == 0
+        }
     }
 
     /// Maps the first `length` bytes of a file. Only the kernel may read them: see [`crate::Span::stored`].
@@ -164,5 +196,56 @@ impl Drop for Region {
         // SAFETY: base and length are the mapping, or the part of it that `align` kept; no Span or endpoint outlives
         // its Region.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.length) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::fd::AsFd;
+
+    use super::*;
+    use crate::memfd;
+
+    /// Bytes in huge pages of the mapping at an address, by /proc/self/smaps.
+    fn huge_bytes(base: *mut u8) -> usize {
+        let maps = fs::read_to_string("/proc/self/smaps").unwrap();
+        let start = format!("{:x}-", base as usize);
+        let mapping = maps.lines().skip_while(|line| !line.starts_with(&start)).skip(1);
+        let line = mapping.take_while(|line| line.contains("kB") || line.starts_with("THPeligible"));
+        let line = line.into_iter().find(|line| line.starts_with("ShmemPmdMapped:")).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() << 10
+    }
+
+    #[test]
+    fn a_shared_region_lies_in_huge_pages_for_its_writer_and_its_readers() {
+        let memory = memfd::create("test", HUGE_PAGE_BYTES).unwrap();
+        let writer = Region::shared(memory.as_fd(), HUGE_PAGE_BYTES, true).unwrap();
+        assert_eq!(writer.as_ptr() as usize % HUGE_PAGE_BYTES, 0);
+        // SAFETY: the first byte of a mapping that no other thread uses.
+        unsafe { writer.as_ptr().write(5) };
+        if !writer.collapse() {
+            eprintln!("no huge page is free");
+            return;
+        }
+        let memory = memfd::read_only(memory.as_fd()).unwrap();
+        let reader = Region::shared(memory.as_fd(), HUGE_PAGE_BYTES, false).unwrap();
+        for region in [&writer, &reader] {
+            // SAFETY: as above.
+            unsafe {
+                assert_eq!(region.as_ptr().read_volatile(), 5);
+                assert_eq!(region.as_ptr().add(HUGE_PAGE_BYTES - 1).read_volatile(), 0);
+            }
+            assert_eq!(huge_bytes(region.as_ptr()), HUGE_PAGE_BYTES);
+        }
+    }
+
+    #[test]
+    fn a_region_of_other_sizes_is_faulted_in_small_pages() {
+        let memory = memfd::create("test", 3 * PAGE_BYTES).unwrap();
+        let region = Region::shared(memory.as_fd(), 3 * PAGE_BYTES, true).unwrap();
+        assert!(!region.is_resident(0, region.len()));
+        assert!(!region.collapse());
+        assert!(region.is_resident(0, region.len()));
     }
 }

@@ -78,6 +78,14 @@ impl Span {
         }
     }
 
+    /// Where the span is for another process that maps the pool's region: its index, and bytes from its start.
+    pub fn place(&self) -> Option<(u32, usize)> {
+        match &*self.area {
+            Area::Pooled { place, .. } => Some((place.region, place.offset + self.start)),
+            Area::Stored(_) | Area::File(_) => None,
+        }
+    }
+
     pub fn len(&self) -> usize {
         self.length
     }

@@ -11,12 +11,17 @@
 //! the former engine stopped. Read `docs/internals/net.md` first, and RFC 9293 section 3.10 before `tcp/connection.rs`.
 #![forbid(unsafe_code)]
 
+mod chain;
 mod engine;
+pub mod iface;
 mod memory;
+pub mod packet;
+mod pools;
 mod records;
+mod tcp;
 mod types;
 
-pub use engine::{Engine, Settings};
-pub use memory::{Capacity, Memory, Owned};
+pub use engine::{Engine, SEND_PIECES_MAX, Settings};
+pub use memory::{Capacity, Lend, Memory, Owned, Record, TABLE_ALIGN};
 pub use records::{List, NONE, Node, Slab, SlabHead};
 pub use types::*;

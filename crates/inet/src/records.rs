@@ -1,10 +1,12 @@
 //! Where the engine's state lies: fixed-size records in tables that the caller lends, linked by index.
 
+use zerocopy::FromZeros;
+
 /// No index.
 pub const NONE: u32 = u32::MAX;
 
 /// A record in a [`Slab`] and the index of the next one of its list.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, FromZeros)]
 #[repr(C)]
 pub struct Node<T> {
     pub next: u32,
@@ -12,7 +14,7 @@ pub struct Node<T> {
 }
 
 /// The free list of a [`Slab`].
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, FromZeros)]
 #[repr(C)]
 pub struct SlabHead {
     free: u32,
@@ -33,7 +35,7 @@ pub struct Slab<'m, T> {
 }
 
 /// A singly linked list of records of one slab, to lie in another record.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, FromZeros)]
 #[repr(C)]
 pub struct List {
     pub first: u32,

@@ -3,17 +3,21 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::{Add, Sub};
 
+use zerocopy::FromZeros;
+
 /// Room for the headers of one frame: virtio_net_hdr (the driver's, [`VNET_BYTES`]), Ethernet, IPv6, TCP with options.
 pub const HEADER_BYTES: usize = 256;
 /// Bytes at the start of a header slot that belong to the driver (struct virtio_net_hdr_v1).
 pub const VNET_BYTES: usize = 12;
+/// Bytes of a received frame, from its Ethernet header on, that lie in its head; a longer one also occupies a tail.
+pub const HEAD_BYTES: u32 = 2048 - VNET_BYTES as u32;
 /// Pieces of payload in one frame.
 pub const GATHER_MAX: usize = 4;
 /// Most payload bytes of one frame: an IPv4 datagram of 65,535 bytes less headers, rounded down.
 pub const SEGMENT_BYTES_MAX: u32 = 65_160;
 
 /// Microseconds of a monotonic clock that never stops while records live.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, FromZeros)]
 #[repr(transparent)]
 pub struct Time(pub u64);
 
@@ -33,7 +37,7 @@ impl Time {
 }
 
 /// A sequence number of TCP; comparisons are modulo 2^32 (RFC 9293 §3.4).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, FromZeros)]
 #[repr(transparent)]
 pub struct SeqNumber(pub u32);
 
@@ -77,7 +81,7 @@ impl Sub<u32> for SeqNumber {
 }
 
 /// Bytes in memory of an application. The engine passes it on and divides it, and never looks at the bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromZeros)]
 #[repr(C)]
 pub struct PayloadRef {
     pub region: u32,
@@ -102,7 +106,7 @@ impl PayloadRef {
     }
 }
 
-/// A frame that the driver received, in memory of the driver; an index into [`crate::Memory::frames`].
+/// A frame that the driver received, in memory of the driver: below [`crate::Capacity::frames`].
 pub type FrameId = u32;
 
 /// A client of the stack: an application.
@@ -112,14 +116,14 @@ pub type ClientId = u32;
 pub type InterfaceId = u8;
 
 /// A slot of the connections' table, and how many times it has been used before.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, FromZeros)]
 #[repr(C)]
 pub struct ConnectionId {
     pub index: u32,
     pub generation: u32,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, FromZeros)]
 #[repr(C)]
 pub struct ListenerId {
     pub index: u32,
@@ -127,7 +131,7 @@ pub struct ListenerId {
 }
 
 /// An IP address; IPv4 as `::ffff:a.b.c.d`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, FromZeros)]
 #[repr(transparent)]
 pub struct Address(pub [u8; 16]);
 
@@ -163,7 +167,7 @@ impl From<IpAddr> for Address {
 }
 
 /// An address and a port.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, FromZeros)]
 #[repr(C)]
 pub struct Endpoint {
     pub address: Address,
@@ -183,7 +187,7 @@ impl From<Endpoint> for SocketAddr {
 }
 
 /// What a driver says of its device when it attaches (`ifattach` of the paper).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromZeros)]
 #[repr(C)]
 pub struct Link {
     pub mac: [u8; 6],
@@ -244,7 +248,7 @@ pub struct Transmit {
 }
 
 /// Congestion control of a connection.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromZeros)]
 #[repr(u8)]
 pub enum Algorithm {
     NewReno,
@@ -254,7 +258,7 @@ pub enum Algorithm {
 }
 
 /// Options of a socket.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromZeros)]
 #[repr(C)]
 pub struct Options {
     /// TCP_NODELAY: RFC 9293 §3.7.4 switched off.
@@ -273,7 +277,7 @@ impl Default for Options {
 }
 
 /// Why a connection ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromZeros)]
 #[repr(u8)]
 pub enum Ended {
     /// Both sides closed.

@@ -311,8 +311,9 @@ impl Io {
 
     /// Registers regions that the pool has mapped, and unregisters those that it has unmapped, since the last call.
     fn register_changes(&mut self) {
-        while let Some((index, place)) = self.pool.changed_region() {
+        while let Some((index, mapping)) = self.pool.changed_region() {
             let Ok(number) = u16::try_from(index) else { continue };
+            let place = mapping.map(|mapping| (mapping.base, mapping.bytes));
             let known = self.backend.register(number, place) && place.is_some();
             let index = index as usize;
             if self.registered.len() <= index {

@@ -36,6 +36,22 @@ pub fn tail_offset(tail: u32) -> usize {
     HEADS * HEAD_BYTES + tail as usize * TAIL_BYTES
 }
 
+/// Memory into which `inet` copies what one of several clients receives: slots for one delivery each, the small ones
+/// first, numbered from 0.
+pub mod received {
+    pub const SMALL_BYTES: usize = 2 << 10;
+    pub const LARGE_BYTES: usize = 64 << 10;
+    pub const SMALLS: usize = 2048;
+    pub const LARGES: usize = 192;
+    pub const BYTES: usize = SMALLS * SMALL_BYTES + LARGES * LARGE_BYTES;
+
+    /// Of a slot, bytes from the start of the memory.
+    pub fn offset(slot: u32) -> usize {
+        let slot = slot as usize;
+        slot.min(SMALLS) * SMALL_BYTES + slot.saturating_sub(SMALLS) * LARGE_BYTES
+    }
+}
+
 /// Parts of rings one after another, each on its own 128 bytes; at most four.
 const fn place(parts: &[usize], index: usize) -> usize {
     let (mut at, mut offset) = (0, 0);

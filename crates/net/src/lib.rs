@@ -5,8 +5,16 @@
 //!
 //! - [`slot`], [`layout`]: what the processes write into shared memory, and where it lies. Any content is valid memory;
 //!   its reader checks it.
-//! - [`control`]: messages with descriptors, off the data path.
+//! - [`nic`]: the driver.
+//! - [`server`]: `inet` without its process; [`socket`]: the library of applications.
+//! - [`wait`]: how their loops wait.
+//! - [`control`], [`control_socket`]: messages with descriptors, off the data path.
 
 pub mod control;
+pub mod control_socket;
 pub mod layout;
+pub mod nic;
+pub mod server;
 pub mod slot;
+pub mod socket;
+pub mod wait;

@@ -14,11 +14,13 @@ pub mod request {
     pub const LISTEN: u32 = 3;
     pub const CONNECT: u32 = 4;
     pub const ACCEPT: u32 = 5;
+    /// `value` as of `SHUTDOWN`.
     pub const CLOSE: u32 = 6;
     pub const SEND: u32 = 7;
-    /// Gives received frames back ([`super::Request::frames`]) and so opens the window for as many bytes.
+    /// Gives received frames of any socket back ([`super::Request::frames`]) and so opens their windows.
     pub const RECEIVE: u32 = 8;
-    /// No more bytes follow: FIN behind those already sent.
+    /// No more bytes follow: FIN behind those already sent. `value` is the low half of the last `SEND`'s ticket; EAGAIN if
+    /// that was refused, so that its repetition goes first.
     pub const SHUTDOWN: u32 = 9;
     /// `value` is an option (module `option`), `ticket`'s low half its value.
     pub const OPTION: u32 = 10;
@@ -37,20 +39,19 @@ pub mod option {
 /// Codes of [`Completion`].
 pub mod completion {
     /// The answer to a request other than `SEND` and `RECEIVE`: `status` is 0 or an errno. Of `SOCKET` and `ACCEPT` the
-    /// new socket's number; of `BIND`, `CONNECT` and `ACCEPT` addresses.
+    /// new socket's number; of `BIND`, `LISTEN`, `CONNECT` and `ACCEPT` addresses. `CONNECT` and `ACCEPT` are answered
+    /// when there is a connection; one `ACCEPT` of a socket may wait. A `RECEIVE` is answered only if it was wrong.
     pub const DONE: u32 = 1;
     pub const RECEIVED: u32 = 2;
     pub const PEER_CLOSED: u32 = 3;
     /// Memory of all sends up to `ticket` is the application's again.
     pub const RELEASED: u32 = 4;
-    /// A `SEND` refused with EAGAIN may be repeated.
+    /// A `SEND` refused with EAGAIN may be repeated, as after any `RELEASED`. All sends behind it were refused too.
     pub const ROOM: u32 = 5;
     /// The connection ended; `status` is an errno, or 0.
     pub const ENDED: u32 = 6;
-    /// A connection can be accepted.
-    pub const INCOMING: u32 = 7;
     /// A `SEND` was refused: `status`, `ticket`.
-    pub const REFUSED: u32 = 8;
+    pub const REFUSED: u32 = 7;
 }
 
 /// Bytes in shared memory, as `inet::PayloadRef`.
@@ -83,9 +84,10 @@ pub struct Request {
     /// Number and generation of the socket, as `SOCKET` or `ACCEPT` returned them.
     pub socket: u32,
     pub generation: u32,
-    /// Backlog of `LISTEN`, number of frames of `RECEIVE`, option of `OPTION`.
+    /// Backlog of `LISTEN`, number of frames of `RECEIVE`, option of `OPTION`, last ticket of `SHUTDOWN` and `CLOSE`.
     pub value: u32,
-    /// Names the request; of `SEND` it increases by one with each.
+    /// Names the request; of `SEND` it increases by one with each, from 1 on. A repetition of a `SEND` that was taken is
+    /// refused with EALREADY.
     pub ticket: u64,
     /// IPv4 as ::ffff:a.b.c.d.
     pub address: [u8; 16],
@@ -100,6 +102,10 @@ impl Request {
     /// The numbers of frames of `RECEIVE`.
     pub fn frames(&self) -> [u32; FRAMES] {
         transmute!(self.spans)
+    }
+
+    pub fn set_frames(&mut self, numbers: [u32; FRAMES]) {
+        self.spans = transmute!(numbers);
     }
 }
 

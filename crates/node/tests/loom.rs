@@ -2,7 +2,7 @@
 //! permits. This test compiles the file again, with loom's types in place of the standard library's; the waker counts
 //! like an eventfd.
 //!
-//! The crate `area` has nothing to check: a pool, its counters and the reference counts of its spans stay on one thread
+//! Of the crate `area` only rings are shared (its own `tests/loom.rs`): a pool and the counts of its spans stay on one thread
 //! (`Rc`, `RefCell`), which the compiler enforces.
 
 #![allow(dead_code, unreachable_pub, missing_docs)]

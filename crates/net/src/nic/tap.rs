@@ -1,0 +1,99 @@
+//! A TAP interface: the kernel, or a bridge of it, is the other end of the cable.
+
+use std::fs::OpenOptions;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt as _;
+
+use super::Opened;
+use super::device::VNET_HEADER_BYTES;
+
+/// Opens the interface `name`, or makes it, brings it up, and asks the kernel for what this stack wants: checksums
+/// that are not computed, TCP segments of 64 KiB.
+///
+/// Needs CAP_NET_ADMIN, or a persistent interface that belongs to the user. Only one process can have it open: the
+/// supervisor keeps the descriptor, and gives it to each driver.
+pub fn open(name: &str) -> io::Result<Opened> {
+    let mut request = request(name)?;
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC)
+        .open("/dev/net/tun")
+        .map_err(|error| explain(&error, name, "/dev/net/tun cannot be opened (module tun, or rights)"))?;
+    request.ifr_ifru.ifru_flags = (libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR) as i16;
+    set(&file, TUNSETIFF, &raw mut request).map_err(|error| {
+        let why = match error.raw_os_error() {
+            Some(libc::EBUSY) => "another process has it open",
+            Some(libc::EPERM | libc::EACCES) => "making it needs CAP_NET_ADMIN",
+            Some(libc::EINVAL) => "it exists, and is no TAP of this kind",
+            _ => "no TAP interface could be made",
+        };
+        explain(&error, name, why)
+    })?;
+    let mut bytes = VNET_HEADER_BYTES as i32;
+    set(&file, TUNSETVNETHDRSZ, &raw mut bytes)
+        .map_err(|error| explain(&error, name, "the size of struct virtio_net_hdr"))?;
+    // A kernel without an offload delivers frames of the MTU with checksums, which the driver verifies: all the same.
+    let accepts = |offloads: u64| {
+        // SAFETY: takes its argument by value.
+        unsafe { libc::ioctl(file.as_raw_fd(), TUNSETOFFLOAD as _, offloads) == 0 }
+    };
+    let _ = accepts(F_CSUM | F_TSO4 | F_TSO6) || accepts(F_CSUM) || accepts(0);
+    let mtu = bring_up(name)?;
+    Ok(Opened { descriptor: OwnedFd::from(file), mtu })
+}
+
+// Of linux/if_tun.h.
+const TUNSETIFF: u64 = 0x4004_54ca;
+const TUNSETOFFLOAD: u64 = 0x4004_54d0;
+const TUNSETVNETHDRSZ: u64 = 0x4004_54d8;
+const F_CSUM: u64 = 1;
+const F_TSO4: u64 = 2;
+const F_TSO6: u64 = 4;
+
+fn explain(error: &io::Error, name: &str, what: &str) -> io::Error {
+    io::Error::new(error.kind(), format!("interface {name}: {what}: {error}"))
+}
+
+fn set<T>(file: &impl AsRawFd, what: u64, argument: *mut T) -> io::Result<()> {
+    // SAFETY: each caller passes what the request reads and writes: struct ifreq, or an int.
+    if unsafe { libc::ioctl(file.as_raw_fd(), what as _, argument) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+pub(super) fn request(name: &str) -> io::Result<libc::ifreq> {
+    // SAFETY: plain numbers, for which zero is a value.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    if name.is_empty() || name.len() >= request.ifr_name.len() || name.bytes().any(|byte| byte == 0) {
+        let why = format!("interface {name}: a name has 1 to {} bytes", request.ifr_name.len() - 1);
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+    }
+    for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
+        *to = from as libc::c_char;
+    }
+    Ok(request)
+}
+
+/// Sets the interface up, if it is not, and reads its MTU.
+pub(super) fn bring_up(name: &str) -> io::Result<u16> {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+    let mut request = request(name)?;
+    let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+    set(&socket, libc::SIOCGIFFLAGS, &raw mut request)
+        .map_err(|error| explain(&error, name, "its flags cannot be read"))?;
+    // SAFETY: the kernel has filled in this member.
+    let flags = unsafe { request.ifr_ifru.ifru_flags };
+    if flags & libc::IFF_UP as i16 == 0 {
+        request.ifr_ifru.ifru_flags = flags | libc::IFF_UP as i16;
+        set(&socket, libc::SIOCSIFFLAGS, &raw mut request)
+            .map_err(|error| explain(&error, name, "it cannot be brought up"))?;
+    }
+    set(&socket, libc::SIOCGIFMTU, &raw mut request)
+        .map_err(|error| explain(&error, name, "its MTU cannot be read"))?;
+    // SAFETY: the kernel has filled in this member.
+    let mtu = unsafe { request.ifr_ifru.ifru_mtu };
+    Ok(u16::try_from(mtu).unwrap_or(u16::MAX))
+}
