@@ -111,7 +111,11 @@ impl Iface<'_> {
         // RFC 1624, equation 3. Of the pseudo-header only the source may be another address than in the request.
         let changed = if is_v4 { 0 } else { difference(&ip.destination.0, &source.0) };
         let kind = difference(&[request[0], 0], &[message, 0]);
-        let checksum = !fold(u64::from(!be16(request, 2)) + changed + kind);
+        let checksum = match !fold(u64::from(!be16(request, 2)) + changed + kind) {
+            // Either form of zero is right, but for a message of zeroes alone only this one.
+            0 => 0xffff,
+            checksum => checksum,
+        };
         self.reply(Reply {
             source,
             destination: ip.source,

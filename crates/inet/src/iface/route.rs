@@ -19,7 +19,7 @@ impl Iface<'_> {
         {
             return Err(Refusal::NotOurs);
         }
-        if !is_unicast(remote) || self.is_local(remote) {
+        if !is_unicast(remote) || self.state.is_broadcast(remote) || self.is_local(remote) {
             return Err(Refusal::NoRoute);
         }
         if let Some(source) = self.state.source_on_link(remote, local) {
@@ -84,7 +84,7 @@ impl State {
     fn source_on_link(&self, remote: Address, local: Option<Address>) -> Option<LocalAddress> {
         let covering = self
             .local_addresses()
-            .filter(|ours| ours.covers(remote) && !ours.is_broadcast(remote))
+            .filter(|ours| ours.covers(remote))
             // Of equal ones the first is taken: `max_by_key` would take the last.
             .reduce(|best, ours| if ours.prefix_bits > best.prefix_bits { ours } else { best })?;
         self.source_from(covering.interface, remote, local)

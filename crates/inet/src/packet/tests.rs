@@ -67,7 +67,7 @@ fn segment(flags: u8, options: &[u8]) -> Vec<u8> {
     let mut bytes = vec![0x30, 0x39, 0x0c, 0xbc, 0, 0, 0, 5, 0, 0, 0, 9, 0, flags, 0x10, 0, 0xab, 0xcd, 0, 0];
     bytes.extend_from_slice(options);
     bytes.resize(bytes.len().next_multiple_of(4), 0);
-    bytes[12] = (bytes.len() / 4 << 4) as u8;
+    bytes[12] = ((bytes.len() / 4) << 4) as u8;
     bytes.extend_from_slice(b"abc");
     bytes
 }
@@ -91,7 +91,7 @@ fn header_strategy() -> impl Strategy<Value = TcpHeader> {
     (ends, any::<(u16, u16)>(), syn, rest, sack, 0u32..60_000).prop_map(
         |((from, to), ports, (is_syn, mss, window_scale, permitted), rest, sack, payload_bytes)| {
             let (seq, ack, flags, window, urgent, timestamps) = rest;
-            let flags = Flags((flags & 0x3d) | 2 * u8::from(is_syn));
+            let flags = Flags((flags & 0x3d) | (u8::from(is_syn) << 1));
             let mut header = TcpHeader {
                 source: Endpoint { address: from, port: ports.0 },
                 destination: Endpoint { address: to, port: ports.1 },
@@ -368,7 +368,8 @@ fn extension_headers() {
         assert_eq!((header.payload_start, header.payload_bytes), (54 + at + 20, 3), "{name}");
     }
     let problem = |code, pointer| Refused::Parameter { code, pointer };
-    let refused: [(&str, u8, Vec<u8>, u32, u8, Refused); 7] = [
+    type Case = (&'static str, u8, Vec<u8>, u32, u8, Refused);
+    let refused: [Case; 7] = [
         ("UDP", 17, vec![0; 8], 0, 17, Refused::Protocol),
         ("unknown next header", 253, vec![0; 8], 0, 253, problem(1, 6)),
         ("unknown behind options", 60, vec![253, 0, 1, 4, 0, 0, 0, 0], 8, 253, problem(1, 40)),
