@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
-use crate::script::{OptText, Pattern, Value, Version};
+use crate::script::{Bound, OptText, Pattern, Value, Version};
 use crate::stack::{Ports, peer_byte, stack_byte};
 use crate::wire::{ACK, FIN, Opt, PSH, RST, SYN, Segment, URG};
 use crate::{Variation, peer_ip, stack_ip};
@@ -190,7 +190,7 @@ impl Flow {
 
     /// The segment that the peer sends; `elapsed_ms` is the peer's time stamp clock.
     pub(crate) fn build(&mut self, pattern: &Pattern, elapsed_ms: u64) -> Result<Segment, String> {
-        if let Some(crate::script::Bound::Is(window)) = pattern.window {
+        if let Some(Bound::Is(window)) = pattern.window {
             self.window = window;
         }
         let is_syn = pattern.flags & SYN != 0;
@@ -294,7 +294,7 @@ impl Flow {
             self.irs = Some(segment.seq);
             self.stack = announced;
         }
-        if announced.scale.is_some_and(|shift| shift > 14) {
+        if segment.options.iter().any(|option| matches!(option, Opt::Scale(15..))) {
             return Err("a window shift above 14 (RFC 7323 section 2.3)".to_owned());
         }
         if announced.mss.is_none() {
@@ -544,3 +544,6 @@ impl Flow {
         text
     }
 }
+
+#[cfg(test)]
+mod tests;

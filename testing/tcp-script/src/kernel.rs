@@ -87,16 +87,18 @@ impl Kernel {
         sysctl("ipv6/conf/default/router_solicitations", "0")?;
         ip(&format!(
             "link set lo up\nlink set {INTERFACE} address {} mtu {} gso_max_segs 1 up\naddr add {}/{PREFIX_V4} dev {INTERFACE}\n\
-             addr add {}/{PREFIX_V6} dev {INTERFACE} nodad\n\
-             neigh replace {} lladdr {peer} dev {INTERFACE}\nneigh replace {} lladdr {peer} dev {INTERFACE}\n",
+             addr add {}/{PREFIX_V6} dev {INTERFACE} nodad\n",
             text(STACK_MAC),
             settings.mtu,
             stack_ip(Version::V4),
             stack_ip(Version::V6),
-            peer_ip(Version::V4),
-            peer_ip(Version::V6),
-            peer = text(PEER_MAC),
         ))?;
+        if !settings.is_stranger {
+            let peer = text(PEER_MAC);
+            for address in [peer_ip(Version::V4), peer_ip(Version::V6)] {
+                ip(&format!("neigh replace {address} lladdr {peer} dev {INTERFACE}\n"))?;
+            }
+        }
         for (key, value) in [
             ("tcp_congestion_control", "cubic"),
             // Nothing is remembered between connections.

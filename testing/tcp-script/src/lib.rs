@@ -9,7 +9,8 @@
 //! script rst-in-window            # named TOPIC/rst-in-window
 //! clause RFC 5961 3.2 point 3: RST in the window, not at RCV.NXT, is answered by a challenge ACK
 //! over v4 v6                      # IP versions; v4 alone if not said
-//! mtu 1500                        # also: segments (TSO), connections N, frames N (sizes of tables), engine-only WHY
+//! mtu 1500                        # also: segments (TSO), connections N, frames N (sizes of tables), engine-only WHY, stranger
+//!                                 # (the stack does not know the peer's MAC address), deaf (and cannot learn it)
 //! as-server mss 1000 sack
 //! < R 2
 //! > . 1 ack 1
@@ -105,6 +106,7 @@ pub fn scripts() -> Result<Vec<Script>, String> {
         "isn",
         "keep-alive",
         "malformed",
+        "neighbour",
         "open",
         "promises",
         "rack",

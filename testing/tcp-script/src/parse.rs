@@ -60,6 +60,8 @@ fn heading(script: &mut Script, line: &str) -> Result<bool, String> {
         "engine-only" => script.engine_only = Some(rest.trim().to_owned()),
         "mtu" => script.settings.mtu = number(rest.trim())?,
         "segments" => script.settings.segments = true,
+        "stranger" => script.settings.is_stranger = true,
+        "deaf" => (script.settings.is_stranger, script.settings.is_deaf) = (true, true),
         "connections" => script.settings.connections = number(rest.trim())?,
         "frames" => script.settings.frames = number(rest.trim())?,
         _ => return Ok(false),

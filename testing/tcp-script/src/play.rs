@@ -31,6 +31,7 @@ pub fn play(script: &Script, variation: &Variation, stack: &mut dyn Stack) -> Re
     let mut player = Player {
         stack,
         variation,
+        is_deaf: script.settings.is_deaf,
         flows: BTreeMap::new(),
         pending: VecDeque::new(),
         log: Vec::new(),
@@ -51,6 +52,7 @@ pub fn play(script: &Script, variation: &Variation, stack: &mut dyn Stack) -> Re
 struct Player<'a> {
     stack: &'a mut dyn Stack,
     variation: &'a Variation,
+    is_deaf: bool,
     flows: BTreeMap<char, Flow>,
     /// Segments that came and were not yet expected.
     pending: VecDeque<(u64, char, Segment)>,
@@ -177,7 +179,9 @@ impl Player<'_> {
                     verdict?;
                     return Ok(Some((at, name, segment)));
                 }
-                Frame::Resolve { target, sender, mac } if target == peer_ip(self.variation.version) => {
+                Frame::Resolve { target, sender, mac }
+                    if target == peer_ip(self.variation.version) && !self.is_deaf =>
+                {
                     self.stack.inject(&wire::resolved(target, PEER_MAC, sender, mac));
                 }
                 Frame::Icmp { kind, code } => return Err(format!("an ICMP message {kind}/{code}")),
@@ -311,3 +315,6 @@ impl Player<'_> {
         self.stack.violation().map_or(Ok(()), Err)
     }
 }
+
+#[cfg(test)]
+mod tests;

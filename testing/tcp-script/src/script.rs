@@ -33,6 +33,10 @@ pub struct Settings {
     pub mtu: u16,
     /// The interface takes segments larger than the MTU.
     pub segments: bool,
+    /// The stack does not know the peer's link-layer address at first.
+    pub is_stranger: bool,
+    /// The peer does not answer questions for it.
+    pub is_deaf: bool,
     /// Connections that fit into the stack's table; 0 is its own choice.
     pub connections: u32,
     /// Frames that fit into the stack's memory; 0 is its own choice.
@@ -41,7 +45,7 @@ pub struct Settings {
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { mtu: 1500, segments: false, connections: 0, frames: 0 }
+        Self { mtu: 1500, segments: false, is_stranger: false, is_deaf: false, connections: 0, frames: 0 }
     }
 }
 

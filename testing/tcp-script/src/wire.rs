@@ -322,6 +322,52 @@ pub fn icmp_error(error: &IcmpError, destination: Mac, source: Mac) -> Vec<u8> {
     out
 }
 
+/// The question for the link-layer address of `target`, which tells that of the asker.
+pub fn question(target: IpAddr, asker: IpAddr, asker_mac: Mac) -> Vec<u8> {
+    match (target, asker) {
+        (IpAddr::V4(target), IpAddr::V4(asker)) => {
+            let mut out = ethernet([0xff; 6], asker_mac, ETHERTYPE_ARP);
+            out.extend([0, 1, 8, 0, 6, 4, 0, 1]);
+            out.extend(asker_mac);
+            out.extend(asker.octets());
+            out.extend([0; 6]);
+            out.extend(target.octets());
+            out
+        }
+        (IpAddr::V6(target), IpAddr::V6(_)) => {
+            // Neighbour Solicitation with source link-layer address, to the solicited-node address (RFC 4861 §4.3, §2.3).
+            let mut message = vec![135, 0, 0, 0, 0, 0, 0, 0];
+            message.extend(target.octets());
+            message.extend([1, 1]);
+            message.extend(asker_mac);
+            let [.., a, b, c] = target.octets();
+            let multicast =
+                Ipv6Addr::new(0xff02, 0, 0, 0, 0, 1, 0xff00 | u16::from(a), u16::from_be_bytes([b, c]));
+            let mac = [0x33, 0x33, 0xff, a, b, c];
+            neighbour_discovery(asker, multicast.into(), asker_mac, mac, message)
+        }
+        _ => panic!("addresses of two versions of IP"),
+    }
+}
+
+fn neighbour_discovery(
+    source: IpAddr,
+    destination: IpAddr,
+    from: Mac,
+    to: Mac,
+    mut message: Vec<u8>,
+) -> Vec<u8> {
+    let pseudo = pseudo_header(source, destination, PROTOCOL_ICMPV6, message.len());
+    let checksum = !sum(&[&pseudo, &message]);
+    message[2..4].copy_from_slice(&checksum.to_be_bytes());
+    let mut out = ethernet(to, from, ETHERTYPE_IPV6);
+    ip(&mut out, source, destination, PROTOCOL_ICMPV6, message.len(), &[]);
+    // RFC 4861 §7.1: the hop limit is 255.
+    out[ETHERNET_BYTES + 7] = 255;
+    out.extend(message);
+    out
+}
+
 /// The answer to a question for a link-layer address.
 pub fn resolved(target: IpAddr, own: Mac, asker: IpAddr, asker_mac: Mac) -> Vec<u8> {
     match (target, asker) {
@@ -334,22 +380,13 @@ pub fn resolved(target: IpAddr, own: Mac, asker: IpAddr, asker_mac: Mac) -> Vec<
             out.extend(asker.octets());
             out
         }
-        (IpAddr::V6(own_ip), IpAddr::V6(asker_ip)) => {
+        (IpAddr::V6(own_ip), IpAddr::V6(_)) => {
             // Neighbour Advertisement, solicited and override (RFC 4861 §4.4), with the target's link-layer address.
             let mut message = vec![136, 0, 0, 0, 0x60, 0, 0, 0];
             message.extend(own_ip.octets());
             message.extend([2, 1]);
             message.extend(own);
-            let pseudo = pseudo_header(target, asker, PROTOCOL_ICMPV6, message.len());
-            let checksum = !sum(&[&pseudo, &message]);
-            message[2..4].copy_from_slice(&checksum.to_be_bytes());
-            let mut out = ethernet(asker_mac, own, ETHERTYPE_IPV6);
-            ip(&mut out, target, asker, PROTOCOL_ICMPV6, message.len(), &[]);
-            // RFC 4861 §7.1.2: the hop limit is 255.
-            out[ETHERNET_BYTES + 7] = 255;
-            debug_assert_eq!(asker_ip, asker);
-            out.extend(message);
-            out
+            neighbour_discovery(target, asker, own, asker_mac, message)
         }
         _ => panic!("addresses of two versions of IP"),
     }
