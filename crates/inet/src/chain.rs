@@ -4,11 +4,11 @@ use zerocopy::FromZeros;
 
 use crate::NONE;
 
-/// A list; the records hold the rest.
-#[derive(Clone, Copy, Debug, FromZeros)]
+/// A list; the records hold the rest. Ends mean something while `length` is not 0.
+#[derive(Clone, Copy, Debug, Default, FromZeros)]
 #[repr(C)]
 pub(crate) struct Chain {
-    pub(crate) first: u32,
+    first: u32,
     last: u32,
     pub(crate) length: u32,
 }
@@ -27,20 +27,14 @@ pub(crate) trait Linked<K> {
     fn link(&mut self, kind: K) -> &mut Link;
 }
 
-impl Default for Chain {
-    fn default() -> Self {
-        Self { first: NONE, last: NONE, length: 0 }
-    }
-}
-
 impl Chain {
     pub(crate) fn first(&self) -> Option<u32> {
-        (self.first != NONE).then_some(self.first)
+        (self.length > 0).then_some(self.first)
     }
 
     /// A record that is in the list already stays where it is.
     pub(crate) fn push_back<K: Copy, T: Linked<K>>(&mut self, records: &mut [T], kind: K, index: u32) {
-        let before = self.last;
+        let before = if self.length == 0 { NONE } else { self.last };
         let link = records[index as usize].link(kind);
         if link.is_in {
             return;

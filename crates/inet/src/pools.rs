@@ -131,13 +131,6 @@ impl Header {
             capacity,
             secret,
             free_frames: List::default(),
-            free_connections: Chain::default(),
-            sending: Chain::default(),
-            at_driver: Chain::default(),
-            half_open: Chain::default(),
-            want_room: Chain::default(),
-            time_waits: Chain::default(),
-            free_time_waits: Chain::default(),
             ..Self::new_zeroed()
         }
     }

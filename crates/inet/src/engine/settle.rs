@@ -28,10 +28,8 @@ impl Engine<'_> {
         }
         let connection = &mut self.connections[index as usize];
         let client = connection.client;
-        let had_pieces = connection.send.pieces.length;
         let waits = connection.send.reclaim(&mut self.pools, client, is_over);
-        let has_freed =
-            connection.send.pieces.length < had_pieces || std::mem::take(&mut connection.send.has_freed);
+        let has_freed = std::mem::take(&mut connection.send.has_freed);
         let at = connection.deadline();
         let may_send = std::mem::take(&mut connection.may_send);
         let (is_done, reports) = (connection.is_done(), connection.is_clients() && connection.has_event());

@@ -8,7 +8,7 @@ use super::{R2_SYN_US, State};
 use crate::iface::Route;
 use crate::packet::{Flags, TcpHeader};
 use crate::pools::Pools;
-use crate::{Ended, SeqNumber, Time};
+use crate::{Ended, SEGMENT_BYTES_MAX, SeqNumber, Time};
 
 /// RFC 6298 §2: 1 s before there is a measurement, doubled each time, at most 60 s.
 const SYN_RTO_US: u64 = 1_000_000;
@@ -123,7 +123,7 @@ impl Connection {
     pub(crate) fn set_mss(&mut self) {
         let options = if self.timestamps { TIMESTAMPS_BYTES } else { 0 };
         let most = self.opening.mss.min(mss_of(&self.route)).max(MSS_MIN);
-        self.send.mss = u32::from(most) - options;
+        self.send.mss = (u32::from(most) - options).min(SEGMENT_BYTES_MAX);
     }
 
     /// SYN-SENT. `Step::Open`: our SYN was acknowledged.

@@ -82,7 +82,7 @@ pub(crate) struct Send {
     pub(crate) persist_at: Time,
     persist_count: u32,
     unanswered: u8,
-    /// Pieces were freed otherwise than by `reclaim`.
+    /// Pieces were freed since the engine settled.
     pub(crate) has_freed: bool,
 }
 
@@ -374,6 +374,7 @@ impl Send {
             }
             pools.pieces.pop_front(&mut self.pieces);
             pools.clients[client as usize].pieces -= 1;
+            self.has_freed = true;
             if piece.is_last {
                 (self.released, self.has_released) = (piece.ticket, true);
             }
