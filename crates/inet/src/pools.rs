@@ -126,13 +126,7 @@ fn share(own: u32, left: u32, times: u32) -> u32 {
 
 impl Header {
     pub(crate) fn new(capacity: Capacity, secret: [u8; 16], layout: u32) -> Self {
-        Self {
-            layout,
-            capacity,
-            secret,
-            free_frames: List::default(),
-            ..Self::new_zeroed()
-        }
+        Self { layout, capacity, secret, free_frames: List::default(), ..Self::new_zeroed() }
     }
 
     /// The driver has consumed the frame that was the `position`th of its interface.
