@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen,
     send, socket_with, sockopt,
@@ -27,23 +28,38 @@ const SOCKET_BYTES: usize = 1 << 20;
 
 /// One end of the wire at `path`. The first that comes listens there, and waits until the second has connected.
 pub fn open(path: &Path) -> io::Result<Opened> {
+    join(path).map_err(|error| io::Error::new(error.kind(), format!("wire {}: {error}", path.display())))
+}
+
+fn join(path: &Path) -> io::Result<Opened> {
     let address = SocketAddrUnix::new(path)?;
     let new = |flags| socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = new(flags)?;
-    match connect(&socket, &address) {
-        Ok(()) => return opened(socket),
-        Err(rustix::io::Errno::NOENT) => {}
-        // The file of a stack that has ended.
-        Err(rustix::io::Errno::CONNREFUSED) => std::fs::remove_file(path)?,
-        Err(error) => return Err(error.into()),
+    loop {
+        let socket = new(flags)?;
+        match connect(&socket, &address) {
+            Ok(()) => return opened(socket),
+            Err(Errno::NOENT) => {}
+            // The file of a stack that ended while it waited.
+            Err(Errno::CONNREFUSED) => std::fs::remove_file(path)?,
+            Err(error) => return Err(error.into()),
+        }
+        // The socket gets its name when it listens: before, one that connects would take it for a dead one.
+        let unnamed = path.with_added_extension(std::process::id().to_string());
+        let listener = new(SocketFlags::CLOEXEC)?;
+        bind(&listener, &SocketAddrUnix::new(&unnamed)?)?;
+        let named =
+            listen(&listener, 1).map_err(io::Error::from).and_then(|()| std::fs::hard_link(&unnamed, path));
+        std::fs::remove_file(&unnamed)?;
+        match named {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
+            Err(error) => return Err(error),
+        }
+        let socket = accept_with(&listener, flags);
+        std::fs::remove_file(path)?;
+        return opened(socket?);
     }
-    let listener = new(SocketFlags::CLOEXEC)?;
-    bind(&listener, &address)?;
-    listen(&listener, 1)?;
-    let socket = accept_with(&listener, flags);
-    std::fs::remove_file(path)?;
-    opened(socket?)
 }
 
 /// Both ends of a wire within one process.
@@ -124,11 +140,11 @@ impl Wire {
         while let Some(frame) = self.line.due(us) {
             match send(&self.socket, frame, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
                 Ok(_) => has_any = true,
-                Err(rustix::io::Errno::AGAIN) => {
+                Err(Errno::AGAIN) => {
                     self.is_full = true;
                     break;
                 }
-                Err(rustix::io::Errno::INTR) => continue,
+                Err(Errno::INTR) => continue,
                 Err(_) => {
                     self.go_down();
                     break;

@@ -118,10 +118,10 @@ fn cost_of_a_turn() {
                 }
             })
         }) / 100.0;
-        // SAFETY: a system call without arguments.
         let null = time(1_000, || {
             measured(|| {
                 for _ in 0..100 {
+                    // SAFETY: a system call without arguments.
                     unsafe { libc::syscall(libc::SYS_getppid) };
                 }
             })

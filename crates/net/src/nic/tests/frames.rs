@@ -217,7 +217,7 @@ fn a_divided_frame_is_the_same_stream_in_right_segments() {
             assert_eq!(seq, (u32::MAX - 1000).wrapping_add(stream.len() as u32));
             stream.extend(&segment[header_bytes..]);
             let is_last = stream.len() == length;
-            assert_eq!(segment.len() - header_bytes == segment_bytes || is_last, true);
+            assert!(segment.len() - header_bytes == segment_bytes || is_last);
             let expected = ACK | if is_last { FIN | PSH } else { 0 } | if is_first { 0x80 } else { 0 };
             assert_eq!(segment[tcp + 13], expected, "flags at {}", stream.len());
             if !flow.is_v6() {

@@ -246,7 +246,7 @@ fn slots_of_noise_never_panic_and_are_all_consumed() {
         let mut words = [0; SLOT_BYTES / 8];
         words.fill_with(|| random.next());
         let mut transmit = Transmit::from(words);
-        if random.next() % 16 != 0 {
+        if !random.next().is_multiple_of(16) {
             transmit.header_bytes = near(&mut random, &[14, 58, 244]) as u16;
             transmit.segment_bytes = near(&mut random, &[0, 1, 1448]) as u16;
             transmit.checksum_start = near(&mut random, &[0, 34]) as u16;

@@ -73,6 +73,33 @@ fn memory_that_came_last_is_used_first() {
 }
 
 #[test]
+fn a_lone_frame_ends_the_turn_and_many_come_in_growing_batches() {
+    let mut rig = Rig::new();
+    let (device, cable) = cable();
+    let mut driver = rig.driver(device, 1);
+    for first in (0..28 * 4).step_by(28) {
+        rig.fill(1, &(first..first + 28).collect::<Vec<_>>(), &[]);
+    }
+    rig.fill(1, &[], &[0]);
+    settle(&mut driver);
+    rig.input();
+    let turn = |rig: &mut Rig, driver: &mut Driver| {
+        let worked = driver.turn().unwrap();
+        let frames = std::iter::from_fn(|| rig.input()).count();
+        assert_eq!(worked, frames > 0);
+        frames
+    };
+    for _ in 0..60 {
+        put(&cable, [0; 10], &noise(60, 0));
+    }
+    let batches: Vec<_> = (0..8).map(|_| turn(&mut rig, &mut driver)).collect();
+    assert_eq!(batches, [1, 2, 4, 8, 16, 16, 13, 0]);
+    put(&cable, [0; 10], &noise(60, 0));
+    put(&cable, [0; 10], &noise(60, 0));
+    assert_eq!([(); 3].map(|()| turn(&mut rig, &mut driver)), [1, 1, 0]);
+}
+
+#[test]
 fn what_virtio_says_of_checksums_and_segments_is_passed_on() {
     let mut rig = Rig::new();
     let (device, cable) = cable();
@@ -85,7 +112,8 @@ fn what_virtio_says_of_checksums_and_segments_is_passed_on() {
     let mut wrong = right.clone();
     *wrong.last_mut().unwrap() ^= 1;
     let arp = [&[0xff; 6][..], &[2, 0, 0, 0, 0, 9, 8, 6], &[0; 46]].concat();
-    let cases: &[(&str, [u8; 10], &[u8], u32, u32)] = &[
+    type Case<'a> = (&'a str, [u8; 10], &'a [u8], u32, u32);
+    let cases: &[Case<'_>] = &[
         ("partial: it never was on a wire", vnet(1, 0, 0), &wrong, 1, 0),
         ("verified by the device", vnet(2, 0, 0), &wrong, 1, 0),
         ("verified here", vnet(0, 0, 0), &right, 1, 0),

@@ -20,7 +20,8 @@ fn a_frame_is_its_header_and_spans_behind_the_header_of_virtio() {
     let ne = |a: u16, b: u16| [a.to_ne_bytes(), b.to_ne_bytes()].concat();
     let v4 = tcp_frame(&V4, &[]);
     let v6 = tcp_frame(&V6, &[]);
-    let cases: &[(&str, &[u8], Transmit, [Vec<u8>; 3])] = &[
+    type Case<'a> = (&'a str, &'a [u8], Transmit, [Vec<u8>; 3]);
+    let cases: &[Case<'_>] = &[
         ("complete", &v4, plain(&[(5, 100), (9000, 1), (4096, 1200)]), [vec![0, 0], ne(0, 0), ne(0, 0)]),
         (
             "partial checksum",
