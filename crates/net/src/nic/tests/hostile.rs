@@ -125,6 +125,15 @@ fn an_echo_comes_from_both_parts_of_the_frame() {
     settle(&mut driver);
     let expected = [&header[..], &frame[42..], &frame[2000..2100], &frame[..36], &frame[2036..2040]].concat();
     assert!(take(&cable).unwrap().1 == expected);
+
+    // The head's next frame has no tail.
+    rig.fill(1, &[4], &[2]);
+    settle(&mut driver);
+    put(&cable, [0; 10], &frame[..60]);
+    settle(&mut driver);
+    rig.submit(&header, transmit);
+    settle(&mut driver);
+    assert_eq!((take(&cable), driver.counts().bad_frames), (None, 1));
 }
 
 #[test]

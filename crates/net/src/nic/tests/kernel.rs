@@ -355,6 +355,16 @@ fn an_interface_that_is_down_loses_frames_and_one_that_is_deleted_ends_the_drive
             assert!(matches!(turn(&mut station), (Err(Fault::Gone(_)), _)));
         });
     }
+    // Where the socket has reported that it is down, only sending says that it is deleted.
+    in_namespace(|| {
+        let mut station = Station::new(packet_device(), control::Device::Packet);
+        ip("link set dev hka down");
+        settle(station.driver.as_mut().unwrap());
+        ip("link del hka");
+        settle(station.driver.as_mut().unwrap());
+        station.rig.submit(&echo_frame(&V4, &[]), plain(&[]));
+        assert!(matches!(station.driver.as_mut().unwrap().turn(), Err(Fault::Gone(_))));
+    });
 }
 
 #[test]
@@ -362,6 +372,12 @@ fn an_interface_that_is_down_loses_frames_and_one_that_is_deleted_ends_the_drive
 fn packet_takes_frames_for_its_station_and_groups_only() {
     in_namespace(|| {
         let mut station = Station::new(packet_device(), control::Device::Packet);
+        // What the host sends on the interface is for the network.
+        ip("link set dev hka address 02:00:00:00:00:07");
+        ip("addr add 10.8.0.1/24 dev hka");
+        let host = std::net::UdpSocket::bind("10.8.0.1:0").unwrap();
+        host.set_broadcast(true).unwrap();
+        host.send_to(b"to all", "10.8.0.255:9").unwrap();
         let raw = packet::open("hkb", V4.destination_mac).unwrap().descriptor;
         let to = |destination: [u8; 6], mark: u8| {
             [&[0; 10][..], &destination, &V4.destination_mac, &[0x88, 0xb5], &[mark; 46]].concat()

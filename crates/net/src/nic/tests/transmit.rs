@@ -218,13 +218,15 @@ fn arming_looks_once_more() {
     rig.fill(1, &[1], &[1]);
     settle(&mut driver);
     assert_eq!((driver.arm().unwrap(), driver.interest()), (true, PollFlags::IN));
+    rig.fills.push(&Fill::default().into());
+    assert!(!rig.fills.publish(), "a driver with memory does not wait for more");
     rig.transmits.push(&Transmit::default().into());
     assert!(rig.transmits.publish(), "the driver sleeps");
     driver.disarm();
     assert!(!driver.arm().unwrap(), "a frame waits");
     assert!(driver.turn().unwrap());
-    rig.fills.push(&Fill::default().into());
-    assert!(!rig.fills.publish(), "a driver with memory does not wait for more");
+    rig.transmits.push(&Transmit::default().into());
+    assert!(!rig.transmits.publish(), "the driver is awake");
 }
 
 #[test]
