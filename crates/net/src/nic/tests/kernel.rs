@@ -372,12 +372,16 @@ fn an_interface_that_is_down_loses_frames_and_one_that_is_deleted_ends_the_drive
 fn packet_takes_frames_for_its_station_and_groups_only() {
     in_namespace(|| {
         let mut station = Station::new(packet_device(), control::Device::Packet);
+        wait_for_link(&mut station);
         // What the host sends on the interface is for the network.
         ip("link set dev hka address 02:00:00:00:00:07");
         ip("addr add 10.8.0.1/24 dev hka");
         let host = std::net::UdpSocket::bind("10.8.0.1:0").unwrap();
         host.set_broadcast(true).unwrap();
-        host.send_to(b"to all", "10.8.0.255:9").unwrap();
+        for _ in 0..10 {
+            host.send_to(b"to all", "10.8.0.255:9").unwrap();
+            std::thread::sleep(Duration::from_millis(5));
+        }
         let raw = packet::open("hkb", V4.destination_mac).unwrap().descriptor;
         let to = |destination: [u8; 6], mark: u8| {
             [&[0; 10][..], &destination, &V4.destination_mac, &[0x88, 0xb5], &[mark; 46]].concat()
@@ -401,8 +405,10 @@ fn packet_takes_frames_for_its_station_and_groups_only() {
         }
         let mut marks = Vec::new();
         while marks.last() != Some(&7) {
-            let mark =
-                station.wait_for("frame", |_, frame| (frame[12..14] == [0x88, 0xb5]).then_some(frame[20]));
+            let mark = station.wait_for("frame", |_, frame| {
+                assert_ne!(frame[6..12], [2, 0, 0, 0, 0, 7], "a frame of the host");
+                (frame[12..14] == [0x88, 0xb5]).then_some(frame[20])
+            });
             marks.push(mark);
         }
         assert_eq!(marks, [1, 3, 4, 7]);
