@@ -209,6 +209,8 @@ fn stream(station: &mut Station, flow: Flow, to: SocketAddr) {
         let mut received = vec![0; DOWN];
         stream.read_exact(&mut received).unwrap();
         assert!(received == expected, "what the kernel received");
+        // RST: a connection that waits for the answer to its FIN would keep the namespace for minutes.
+        rustix::net::sockopt::set_socket_linger(&stream, Some(Duration::ZERO)).unwrap();
     });
     let syn =
         station.wait_for("SYN", |_, frame| segment(&flow, frame).filter(|segment| segment.flags & SYN != 0));
