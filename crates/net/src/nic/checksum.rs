@@ -1,15 +1,16 @@
 //! The Internet checksum (RFC 1071) in software, for devices that do not verify or complete it.
 
+use super::ETHERNET_BYTES;
+
 pub(super) const ETHERTYPE_IPV4: u16 = 0x0800;
 pub(super) const ETHERTYPE_IPV6: u16 = 0x86dd;
 pub(super) const ICMP: u8 = 1;
 pub(super) const TCP: u8 = 6;
 pub(super) const ICMPV6: u8 = 58;
 
-const ETHERNET_BYTES: usize = 14;
 const IPV6_BYTES: usize = 40;
 /// Of a frame, enough for Ethernet and IP: IPv4 with all its options.
-const HEADERS_MAX: usize = ETHERNET_BYTES + 60;
+const NETWORK_BYTES_MAX: usize = ETHERNET_BYTES + 60;
 
 /// A one's complement sum of 16-bit words. Its words have the machine's byte order, which RFC 1071 §2 (B) allows: only
 /// the result is stored, in the same order.
@@ -137,7 +138,7 @@ pub(super) fn locate(header: &[u8], frame_bytes: usize) -> Option<Transport> {
 /// two parts, the second may be empty.
 pub(super) fn verify(parts: [&[u8]; 2]) -> Option<bool> {
     let [head, tail] = parts;
-    let transport = locate(&head[..head.len().min(HEADERS_MAX)], head.len() + tail.len())?;
+    let transport = locate(&head[..head.len().min(NETWORK_BYTES_MAX)], head.len() + tail.len())?;
     let mut sum = transport.pseudo_header(transport.end - transport.start);
     let in_head = transport.end.min(head.len());
     sum.add(head.get(transport.start..in_head)?);

@@ -10,6 +10,7 @@ use inet::GATHER_MAX;
 use libc::iovec;
 use rustix::event::PollFlags;
 
+use super::ETHERNET_BYTES;
 use super::wire::Wire;
 use crate::control;
 
@@ -17,7 +18,7 @@ use crate::control;
 /// for AF_PACKET, and it says nothing here.
 pub(super) const VNET_HEADER_BYTES: usize = 10;
 /// Of a frame: the largest IP packet and the Ethernet header.
-pub(super) const FRAME_BYTES_MAX: usize = 65_535 + 14;
+pub(super) const FRAME_BYTES_MAX: usize = 65_535 + ETHERNET_BYTES;
 
 const NEEDS_CSUM: u8 = 1;
 const DATA_VALID: u8 = 2;
@@ -256,7 +257,9 @@ impl Device {
         let mut vnet = [0; VNET_HEADER_BYTES];
         match into.read(descriptor.as_fd(), &mut vnet) {
             Ok(bytes) => Ok(match bytes.checked_sub(VNET_HEADER_BYTES) {
-                Some(length @ 14..=FRAME_BYTES_MAX) => Arrival::Frame(Received::new(length, vnet)),
+                Some(length @ ETHERNET_BYTES..=FRAME_BYTES_MAX) => {
+                    Arrival::Frame(Received::new(length, vnet))
+                }
                 _ => Arrival::Dropped,
             }),
             Err(error) => match error.raw_os_error() {

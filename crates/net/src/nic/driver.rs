@@ -5,14 +5,14 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use area::ring::{Consumer, Corrupt, Producer};
-use inet::{HEADER_BYTES, Link, VNET_BYTES};
+use inet::{Link, VNET_BYTES};
 use rustix::event::PollFlags;
 use thiserror::Error;
 use zerocopy::{FromZeros, Immutable, IntoBytes};
 
-use super::checksum;
 use super::device::{Arrival, Device, FRAME_BYTES_MAX, Gather, Offload, Received, Scatter, Sent};
 use super::maps::Maps;
+use super::{ETHERNET_BYTES, HEADERS_MAX, checksum};
 use crate::layout::{self, HEAD_BYTES, HEADS, TAIL_BYTES, TAILS, head_offset, tail_offset};
 use crate::slot::{self, Fill, Input, NO_CLIENT, NO_TAIL, REGION_FRAMES, Returned, Transmit, input};
 
@@ -25,9 +25,6 @@ const FILLS_BATCH: usize = layout::FILLS;
 const RETRY: Duration = Duration::from_millis(1);
 /// Room for a frame in a head.
 const HEAD_ROOM: usize = HEAD_BYTES - VNET_BYTES;
-/// Most headers of a frame.
-const HEADERS_MAX: usize = HEADER_BYTES - VNET_BYTES;
-const ETHERNET_BYTES: usize = 14;
 
 /// Why a driver cannot go on.
 #[derive(Debug, Error)]

@@ -23,6 +23,11 @@ pub use maps::{CLIENTS_MAX, Maps, REGIONS_MAX};
 use std::io;
 use std::os::fd::OwnedFd;
 
+/// Of an Ethernet header.
+const ETHERNET_BYTES: usize = 14;
+/// Most bytes of the headers of a frame that `inet` sends.
+const HEADERS_MAX: usize = inet::HEADER_BYTES - inet::VNET_BYTES;
+
 /// A device that was opened for a driver, and what a stack must know of it.
 #[derive(Debug)]
 pub struct Opened {
@@ -45,4 +50,12 @@ pub fn random_mac() -> io::Result<[u8; 6]> {
     }
     mac[0] = mac[0] & !0x01 | 0x02;
     Ok(mac)
+}
+
+#[cfg(test)]
+#[test]
+fn random_addresses_are_unicast_and_local_and_differ() {
+    let addresses: Vec<_> = (0..64).map(|_| random_mac().unwrap()).collect();
+    assert!(addresses.iter().all(|mac| mac[0] & 3 == 2));
+    assert!(addresses.windows(2).all(|pair| pair[0] != pair[1]));
 }

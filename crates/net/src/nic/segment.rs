@@ -1,9 +1,8 @@
 //! TCP segmentation in software, for devices that do not divide frames.
 
 use super::checksum::{Sum, TCP, locate};
+use super::{ETHERNET_BYTES, HEADERS_MAX};
 
-const ETHERNET_BYTES: usize = 14;
-const HEADERS_MAX: usize = inet::HEADER_BYTES - inet::VNET_BYTES;
 /// Of the flags in byte 13 of the header (RFC 9293 §3.1).
 const FIN: u8 = 0x01;
 const PSH: u8 = 0x08;

@@ -22,7 +22,7 @@ pub fn open(name: &str) -> io::Result<Opened> {
         .open("/dev/net/tun")
         .map_err(|error| explain(&error, name, "/dev/net/tun cannot be opened (module tun, or rights)"))?;
     request.ifr_ifru.ifru_flags = (libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR) as i16;
-    set(&file, TUNSETIFF, &raw mut request).map_err(|error| {
+    set(&file, TUNSETIFF, &mut request).map_err(|error| {
         let why = match error.raw_os_error() {
             Some(libc::EBUSY) => "another process has it open",
             Some(libc::EPERM | libc::EACCES) => "making it needs CAP_NET_ADMIN",
@@ -32,9 +32,9 @@ pub fn open(name: &str) -> io::Result<Opened> {
         explain(&error, name, why)
     })?;
     let mut bytes = VNET_HEADER_BYTES as i32;
-    set(&file, TUNSETVNETHDRSZ, &raw mut bytes)
+    set(&file, TUNSETVNETHDRSZ, &mut bytes)
         .map_err(|error| explain(&error, name, "the size of struct virtio_net_hdr"))?;
-    // A kernel without an offload delivers frames of the MTU with checksums, which the driver verifies: all the same.
+    // Without an offload the kernel delivers frames of the MTU, with checksums; the driver takes both kinds.
     let accepts = |offloads: u64| {
         // SAFETY: takes its argument by value.
         unsafe { libc::ioctl(file.as_raw_fd(), TUNSETOFFLOAD as _, offloads) == 0 }
@@ -56,9 +56,9 @@ fn explain(error: &io::Error, name: &str, what: &str) -> io::Error {
     io::Error::new(error.kind(), format!("interface {name}: {what}: {error}"))
 }
 
-fn set<T>(file: &impl AsRawFd, what: u64, argument: *mut T) -> io::Result<()> {
+fn set<T>(file: &impl AsRawFd, what: u64, argument: &mut T) -> io::Result<()> {
     // SAFETY: each caller passes what the request reads and writes: struct ifreq, or an int.
-    if unsafe { libc::ioctl(file.as_raw_fd(), what as _, argument) } != 0 {
+    if unsafe { libc::ioctl(file.as_raw_fd(), what as _, std::ptr::from_mut(argument)) } != 0 {
         return Err(io::Error::last_os_error());
     }
     Ok(())
@@ -82,16 +82,16 @@ pub(super) fn bring_up(name: &str) -> io::Result<u16> {
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
     let mut request = request(name)?;
     let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
-    set(&socket, libc::SIOCGIFFLAGS, &raw mut request)
+    set(&socket, libc::SIOCGIFFLAGS, &mut request)
         .map_err(|error| explain(&error, name, "its flags cannot be read"))?;
     // SAFETY: the kernel has filled in this member.
     let flags = unsafe { request.ifr_ifru.ifru_flags };
     if flags & libc::IFF_UP as i16 == 0 {
         request.ifr_ifru.ifru_flags = flags | libc::IFF_UP as i16;
-        set(&socket, libc::SIOCSIFFLAGS, &raw mut request)
+        set(&socket, libc::SIOCSIFFLAGS, &mut request)
             .map_err(|error| explain(&error, name, "it cannot be brought up"))?;
     }
-    set(&socket, libc::SIOCGIFMTU, &raw mut request)
+    set(&socket, libc::SIOCGIFMTU, &mut request)
         .map_err(|error| explain(&error, name, "its MTU cannot be read"))?;
     // SAFETY: the kernel has filled in this member.
     let mtu = unsafe { request.ifr_ifru.ifru_mtu };

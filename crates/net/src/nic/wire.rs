@@ -17,12 +17,11 @@ use rustix::net::{
 
 use self::line::Line;
 use super::device::{Arrival, Gather, Offload, Received, Scatter, Sent};
-use super::{Opened, checksum, segment};
+use super::{ETHERNET_BYTES, Opened, checksum, segment};
 use crate::control;
 
 /// Largest IP packet on a wire, as on Ethernet.
 pub const MTU: u16 = 1500;
-const ETHERNET_BYTES: usize = 14;
 /// Bytes in the socket: the kernel counts about 2.3 KiB for a frame of 1514.
 const SOCKET_BYTES: usize = 1 << 20;
 
