@@ -1,6 +1,6 @@
 //! A wire between the drivers of two stacks: a UNIX socket of type SOCK_SEQPACKET, one message a frame, no kernel's
 //! TCP/IP. It carries frames of at most the MTU with complete checksums, as a cable does: this side divides long ones,
-//! the other verifies. What goes wrong on the way happens on the side of the sender ([`Line`]).
+//! the other verifies. What goes wrong on the way happens on the side of the sender (`line.rs`).
 
 mod line;
 
