@@ -182,6 +182,7 @@ impl Player<'_> {
                 Frame::Resolve { target, sender, mac }
                     if target == peer_ip(self.variation.version) && !self.is_deaf =>
                 {
+                    self.log("  a question for the peer's address, answered");
                     self.stack.inject(&wire::resolved(target, PEER_MAC, sender, mac));
                 }
                 Frame::Icmp { kind, code } => return Err(format!("an ICMP message {kind}/{code}")),
