@@ -66,17 +66,19 @@ impl Engine<'_> {
     /// The next frame to send, whose header is written into `header` behind `VNET_BYTES`. The caller has room for it at
     /// the driver of every interface.
     pub fn poll_transmit(&mut self, header: &mut [u8; HEADER_BYTES], now: Time) -> Option<Transmit> {
-        let positions = self.pools.header.ports.map(|port| port.sent);
-        if let Some(transmit) = self.iface.poll_transmit(header, &positions) {
-            self.pools.header.ports[usize::from(transmit.interface)].sent += 1;
-            return Some(transmit);
-        }
-        while let Some(reply) = self.next_reply() {
-            if let Some(transmit) = self.transmit_reply(&reply, header, now) {
+        loop {
+            // First, and again after each that has found its neighbour unknown: a question has then been queued.
+            let positions = self.pools.header.ports.map(|port| port.sent);
+            if let Some(transmit) = self.iface.poll_transmit(header, &positions) {
+                self.pools.header.ports[usize::from(transmit.interface)].sent += 1;
                 return Some(transmit);
             }
-        }
-        loop {
+            if let Some(reply) = self.next_reply() {
+                match self.transmit_reply(&reply, header, now) {
+                    None => continue,
+                    transmit => return transmit,
+                }
+            }
             // One frame of each in turn: all connections that can send share the driver.
             let index = self.pools.header.sending.pop_front(self.connections, ChainKind::Sending)?;
             let transmit = self.transmit_connection(index, header, now);

@@ -257,6 +257,9 @@ impl Connection {
         }
         if self.receive.has_fin && self.receive.nxt == self.receive.fin && self.state.receives() {
             self.on_fin(pools, now);
+        } else if has_fin && self.state.receives() {
+            // RFC 5681 §4.2: out of order, as bytes.
+            (self.receive.ack_now, self.may_send) = (true, true);
         }
         step
     }
@@ -304,6 +307,13 @@ impl Connection {
             return Step::Dropped;
         }
         if self.state == State::SynReceived && tcp.flags.has(Flags::SYN) && tcp.seq + 1 == self.receive.nxt {
+            let is_ours = tcp.flags.has(Flags::ACK)
+                && tcp.ack.is_after(self.send.una)
+                && !tcp.ack.is_after(self.send.nxt);
+            if is_ours && !self.is_passive {
+                // Both opened at once (RFC 9293 §3.5, Figure 8): this ends it.
+                return Step::Open;
+            }
             // Our SYN was lost: once more, without waiting for the timer.
             if self.may_challenge(now) {
                 (self.opening.is_due, self.may_send) = (true, true);

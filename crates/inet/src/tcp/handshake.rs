@@ -173,7 +173,7 @@ impl Connection {
         let was_syn_sent = self.state == State::SynSent;
         self.send.una = tcp.ack;
         // The window of a SYN is not scaled (RFC 7323 §2.2).
-        let shift = if was_syn_sent { 0 } else { self.send.shift };
+        let shift = if tcp.flags.has(Flags::SYN) { 0 } else { self.send.shift };
         self.send.set_window(tcp.seq, tcp.ack, u32::from(tcp.window) << shift);
         self.recovery = Recovery::new(self.send.una, self.send.mss, self.options.algorithm, now);
         self.recovery.set_features(self.sack, self.timestamps);

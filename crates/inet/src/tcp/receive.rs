@@ -415,11 +415,13 @@ impl Receive {
             self.buffer = self.buffer.max(wanted.min(self.buffer_max));
             (self.round_start, self.round_bytes) = (now, 0);
         }
-        let (open, window) = (self.open(), self.window(pools, client));
+        // A window beyond what SEG.WND can say is no news.
+        let most = u32::from(u16::MAX) << self.shift;
+        let (open, window, buffer) =
+            (self.open(), self.window(pools, client).min(most), self.buffer.min(most));
         let growth = window.saturating_sub(open);
         // RFC 9293 §3.8.6.2.2; a peer that has much of the window left learns of it with the next ACK.
-        self.ack_now |=
-            growth >= self.buffer / 2 || (open < self.buffer / 4 && growth >= 2 * self.segment.max(1));
+        self.ack_now |= growth >= buffer / 2 || (open < buffer / 4 && growth >= 2 * self.segment.max(1));
     }
 
     /// Bytes of the window that the peer has not used.
