@@ -7,11 +7,12 @@
 //!   its reader checks it.
 //! - [`nic`]: the driver.
 //! - [`server`]: `inet` without its process; [`socket`]: the library of applications.
-//! - [`wait`]: how their loops wait.
+//! - [`wait`]: how their loops wait; [`hand`]: ways to hand memory over, for comparison.
 //! - [`control`], [`control_socket`]: messages with descriptors, off the data path.
 
 pub mod control;
 pub mod control_socket;
+pub mod hand;
 pub mod layout;
 pub mod nic;
 pub mod server;
