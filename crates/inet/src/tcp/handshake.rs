@@ -176,8 +176,9 @@ impl Connection {
         let shift = if tcp.flags.has(Flags::SYN) { 0 } else { self.send.shift };
         self.send.set_window(tcp.seq, tcp.ack, u32::from(tcp.window) << shift);
         self.recovery = Recovery::new(self.send.una, self.send.mss, self.options.algorithm, now);
-        self.recovery.set_features(self.sack, self.timestamps);
-        self.recovery.on_handshake(now.since(self.opening.sent_at).max(1), self.opening.retries > 0, now);
+        self.recovery.set_sack(self.sack);
+        let rtt_us = (self.opening.retries == 0).then(|| now.since(self.opening.sent_at));
+        self.recovery.on_handshake(rtt_us, now);
         self.state = if self.send.has_fin { State::FinWait1 } else { State::Established };
         self.opening.at = Time::NEVER;
         self.opening.is_due = false;
