@@ -503,3 +503,6 @@ impl Frame {
 fn shift_for(bytes: u32) -> u8 {
     (0..14).find(|&shift| bytes >> shift <= u32::from(u16::MAX)).unwrap_or(14)
 }
+
+#[cfg(test)]
+mod tests;
