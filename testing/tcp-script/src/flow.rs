@@ -68,6 +68,8 @@ pub(crate) struct Flow {
     fin: Option<i64>,
     allowed: i64,
     acked: i64,
+    /// End of what the stack has sent.
+    seen: i64,
     stack_acked: i64,
     stack_allowed: i64,
 }
@@ -93,6 +95,7 @@ impl Flow {
             fin: None,
             allowed: 0,
             acked: 0,
+            seen: 0,
             stack_acked: i64::from(i32::MIN),
             stack_allowed: i64::from(i32::MIN),
         }
@@ -161,6 +164,15 @@ impl Flow {
 
     pub(crate) fn ack_of(&self, segment: &Segment) -> Option<i64> {
         (segment.flags & ACK != 0).then(|| self.relative_ack(segment))
+    }
+
+    /// Acknowledgements of all that the stack has sent and the peer has not acknowledged, one for `step` bytes each.
+    pub(crate) fn open_acks(&self, step: i64) -> Vec<i64> {
+        let mut acks = Vec::new();
+        while *acks.last().unwrap_or(&self.acked) < self.seen {
+            acks.push((acks.last().unwrap_or(&self.acked) + step).min(self.seen));
+        }
+        acks
     }
 
     /// A segment of the stack that an ICMP error quotes.
@@ -233,8 +245,11 @@ impl Flow {
         let first = pattern.from + i64::from(is_syn) - 1;
         let mut destination = self.stack_end();
         destination.set_port(pattern.port.unwrap_or(destination.port()));
+        destination.set_ip(pattern.target.unwrap_or(destination.ip()));
+        let mut source = self.peer_end();
+        source.set_ip(pattern.source.unwrap_or(source.ip()));
         let segment = Segment {
-            source: self.peer_end(),
+            source,
             destination,
             flags: pattern.flags,
             seq: self.peer_seq(pattern.from),
@@ -278,6 +293,7 @@ impl Flow {
         if segment.flags & URG == 0 && segment.urgent != 0 {
             return Err("an urgent pointer without URG".to_owned());
         }
+        self.seen = self.seen.max(self.range(segment).1);
         self.check_timestamps(segment, at)?;
         self.check_payload(segment)?;
         self.check_sack(segment)?;

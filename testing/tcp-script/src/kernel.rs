@@ -148,7 +148,7 @@ impl Stack for Kernel {
         self.start.elapsed().as_micros() as u64
     }
 
-    fn inject(&mut self, frame: &[u8]) {
+    fn inject(&mut self, frame: &[u8], _: u16) {
         // A frame that the interface refuses is one that the stack does not see.
         let _ = self.tap.write(frame);
     }

@@ -20,11 +20,12 @@
 //!
 //! | step | meaning |
 //! |---|---|
-//! | `< FLAGS A:B [ack N] [win N] [<options>]` | the peer sends a segment; letters `SFRPU.`, `.` is ACK. The window is in bytes and stays until changed. Time stamps come by themselves once negotiated; `<>` is none. `each N` divides; `ack A..B/N` is a series. `!checksum`, `!offset N`, `!cut N` and others damage it |
+//! | `< FLAGS A:B [ack N] [win N] [<options>]` | the peer sends a segment; letters `SFRPU.`, `.` is ACK. The window is in bytes and stays until changed. Time stamps come by themselves once negotiated; `<>` is none. `each N` divides; `ack A..B/N` is a series, `ack all/N` one up to all that was sent. `source IP`, `target IP`, `port N`: other ends; `coalesced N`: as a driver that puts segments together delivers it. `!checksum`, `!offset N`, `!cut N` and others damage it |
 //! | `< icmp KIND seq N` | an ICMP error that quotes the stack's segment at N |
 //! | `> FLAGS A:B ...` | the next segment of the stack, at once. PSH counts if written; `R?` is RST with or without ACK; options are compared if written, `...` among them allows others |
 //! | `+T >`, `+T..T >`, `+..T >` | so long after the step before |
 //! | `> flight A:B [frames N]` | data in order, in any number of segments |
+//! | `> more N..M` | so many segments of data in order, and no other |
 //! | `> acks N [frames N..M]` | pure ACKs that end with this number |
 //! | `> probe N` | a segment that probes a window or a peer at N: before it, or one byte of it |
 //! | `maybe ...` | a segment that may be there |
@@ -32,7 +33,7 @@
 //! | `quiet T`, `ignore T` | none, any for so long |
 //! | `as-server`, `as-client` | a handshake: `mss N sack ts wscale N win N rtt T nodelay reno rcvbuf N keepalive S` |
 //! | `listen`, `connect`, `accept`, `connected`, `send N`, `recv N`, `recv nothing`, `recv eof`, `error WHY`, `shutdown`, `close`, `abort`, `option ...` | calls, and what they must return |
-//! | `released N`, `submitted N`, `driver hold`, `driver consume [N]`, `driver restart`, `client-gone`, `drained yes` | of our engine only |
+//! | `released N`, `submitted N`, `driver hold`, `driver consume [N]`, `driver emitted N`, `driver restart`, `client-gone`, `drained yes` | of our engine only |
 //! | `sysctl KEY=VALUE` | of the kernel only |
 //! | `ports LOCAL PEER`, `isn above FLOW`, `isn differs FLOW`, `clock-rate MIN MAX` | addresses of a flow; what of its numbers must hold |
 //!

@@ -235,6 +235,7 @@ fn acts(verb: &str, words: &mut Words<'_>) -> Result<Vec<Act>, String> {
             let (from, to) = range(words.expect("a range")?)?;
             Ok(vec![Act::Flight { from, to, frames: count(words)? }])
         }
+        ">" if words.take_if("more") => Ok(vec![Act::More(number_or_range(words)?)]),
         ">" if words.take_if("acks") => Ok(vec![Act::Acks { ack: words.number()?, frames: count(words)? }]),
         ">" if words.take_if("probe") => Ok(vec![Act::Probe(words.number()?)]),
         ">" => pattern(words).map(|pattern| vec![Act::Expect(pattern)]),
@@ -290,6 +291,7 @@ fn acts(verb: &str, words: &mut Words<'_>) -> Result<Vec<Act>, String> {
         "option" => call(Call::Options(socket_options(words)?)),
         "driver" => match words.expect("what the driver does")? {
             "hold" => special(Special::DriverHold),
+            "emitted" => special(Special::Emitted(number_or_range(words)?)),
             "restart" => special(Special::DriverRestart),
             "consume" if words.peek().is_some() => special(Special::DriverConsume(Some(words.number()?))),
             "consume" => special(Special::DriverConsume(None)),
@@ -341,6 +343,10 @@ fn count(words: &mut Words<'_>) -> Result<Count, String> {
     if !words.take_if("frames") {
         return Ok(Count::ANY);
     }
+    number_or_range(words)
+}
+
+fn number_or_range(words: &mut Words<'_>) -> Result<Count, String> {
     let word = words.expect("a number")?;
     match word.split_once("..") {
         None => number(word).map(|frames| Count(frames, frames)),
@@ -400,6 +406,9 @@ fn details(pattern: &mut Pattern, words: &mut Words<'_>) -> Result<(), String> {
             }
             "urg" => pattern.urgent = Some(words.number()?),
             "port" => pattern.port = Some(words.number()?),
+            "source" => pattern.source = Some(words.number()?),
+            "target" => pattern.target = Some(words.number()?),
+            "coalesced" => pattern.coalesced = words.number()?,
             "!checksum" => pattern.damages.push(Damage::Checksum),
             "!header-checksum" => pattern.damages.push(Damage::HeaderChecksum),
             "!offset" => pattern.damages.push(Damage::DataOffset(words.number()?)),
@@ -416,6 +425,15 @@ fn details(pattern: &mut Pattern, words: &mut Words<'_>) -> Result<(), String> {
 /// `A:B each N` is one segment for each N bytes; `ack A..B/N` is one for each N bytes acknowledged.
 fn injections(words: &mut Words<'_>) -> Result<Vec<Act>, String> {
     let text = words.rest;
+    if let Some((before, step)) = text.split_once(" ack all/") {
+        let text = format!("{before} ack 0");
+        let mut inner = Words { rest: &text };
+        let pattern = pattern(&mut inner)?;
+        inner.end()?;
+        words.rest = "";
+        let step: i64 = number(step.trim())?;
+        return if step > 0 { Ok(vec![Act::AckAll(pattern, step)]) } else { Err("no bytes".to_owned()) };
+    }
     let series = text.split_once(" ack ").and_then(|(before, after)| {
         let (word, rest) = after.split_once(' ').unwrap_or((after, ""));
         word.contains("..").then_some((before, word, rest))

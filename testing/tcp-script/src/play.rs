@@ -90,6 +90,7 @@ impl Player<'_> {
             Act::Maybe(pattern) => return self.maybe(step, pattern),
             Act::Flight { from, to, frames } => return self.flight(step, *from, *to, *frames),
             Act::Acks { ack, frames } => return self.acks(step, *ack, *frames),
+            Act::More(frames) => return self.more(step, *frames),
             Act::Probe(number) => return self.probe(step, *number),
             _ => {}
         }
@@ -98,6 +99,12 @@ impl Player<'_> {
         }
         match &step.act {
             Act::Inject(pattern) => self.inject(step.flow, pattern)?,
+            Act::AckAll(pattern, bytes) => {
+                let acks = self.flow(step.flow).open_acks(*bytes);
+                for ack in acks {
+                    self.inject(step.flow, &Pattern { ack: Some(ack), ..pattern.clone() })?;
+                }
+            }
             Act::Icmp(text) => self.icmp(step.flow, text),
             Act::Quiet(time) => {
                 let until = self.stack.now().max(self.base) + time;
@@ -122,7 +129,12 @@ impl Player<'_> {
                     return Err(format!("the time stamp clock has {rate} ticks for each second"));
                 }
             }
-            Act::Expect(_) | Act::Maybe(_) | Act::Flight { .. } | Act::Acks { .. } | Act::Probe(_) => {}
+            Act::Expect(_)
+            | Act::Maybe(_)
+            | Act::Flight { .. }
+            | Act::Acks { .. }
+            | Act::Probe(_)
+            | Act::More(_) => {}
         }
         self.base = self.stack.now();
         Ok(())
@@ -146,7 +158,7 @@ impl Player<'_> {
         let text = self.flow(flow).describe(&segment, false);
         self.log(&format!("  [{flow}] < {text}"));
         let damages: &[Damage] = &pattern.damages;
-        self.stack.inject(&wire::tcp(&segment, STACK_MAC, PEER_MAC, damages));
+        self.stack.inject(&wire::tcp(&segment, STACK_MAC, PEER_MAC, damages), pattern.coalesced);
         Ok(())
     }
 
@@ -156,7 +168,7 @@ impl Player<'_> {
         let word = if let IcmpKind::TooBig(mtu) = text.kind { mtu } else { 0 };
         let about = self.flow(flow).quoted(text.seq, text.port);
         let error = IcmpError { kind, code, word, router: peer_ip(version), about, quoted: text.quoted };
-        self.stack.inject(&wire::icmp_error(&error, STACK_MAC, PEER_MAC));
+        self.stack.inject(&wire::icmp_error(&error, STACK_MAC, PEER_MAC), 0);
     }
 
     /// The next segment of the stack until a time; questions for link-layer addresses are answered on the way.
@@ -183,7 +195,7 @@ impl Player<'_> {
                     if target == peer_ip(self.variation.version) && !self.is_deaf =>
                 {
                     self.log("  a question for the peer's address, answered");
-                    self.stack.inject(&wire::resolved(target, PEER_MAC, sender, mac));
+                    self.stack.inject(&wire::resolved(target, PEER_MAC, sender, mac), 0);
                 }
                 Frame::Icmp { kind, code } => return Err(format!("an ICMP message {kind}/{code}")),
                 Frame::Resolve { .. } | Frame::Other => {}
@@ -260,6 +272,25 @@ impl Player<'_> {
         }
         if next != to || !(frames.0..=frames.1).contains(&count) {
             return Err(format!("the flight has {count} segments and ends at {next}"));
+        }
+        Ok(())
+    }
+
+    fn more(&mut self, step: &Step, frames: Count) -> Result<(), String> {
+        let (earliest, latest) = self.limits(step);
+        let (mut next, mut count) = (None, 0);
+        while let Some((at, name, segment)) = self.segment(latest)? {
+            self.is_in_time(step, at, earliest, latest)?;
+            let (first, end) = self.flow(name).range(&segment);
+            let follows = next.is_none_or(|next| next == first) && end > first;
+            if name != step.flow || segment.flags & !PSH != ACK || !follows {
+                return Err("a segment that does not follow the one before".to_owned());
+            }
+            (next, count) = (Some(end), count + 1);
+            self.base = at.max(self.base);
+        }
+        if !(frames.0..=frames.1).contains(&count) {
+            return Err(format!("{count} segments came"));
         }
         Ok(())
     }

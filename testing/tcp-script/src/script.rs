@@ -1,5 +1,7 @@
 //! What a script says, once it has been read.
 
+use std::net::IpAddr;
+
 use crate::wire::Damage;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -63,6 +65,8 @@ pub struct Step {
 #[derive(Clone, Debug)]
 pub enum Act {
     Inject(Pattern),
+    /// ACKs of all that the stack has sent, one for so many bytes each.
+    AckAll(Pattern, i64),
     Icmp(IcmpText),
     Expect(Pattern),
     /// A segment that may be there at once.
@@ -74,6 +78,8 @@ pub enum Act {
         frames: Count,
     },
     /// Segments without data whose acknowledgement numbers rise to this one.
+    /// So many segments of data that follow one another, and no more.
+    More(Count),
     Acks {
         ack: i64,
         frames: Count,
@@ -178,6 +184,8 @@ pub enum Special {
     Submitted(u64),
     ClientGone,
     Drained(bool),
+    /// Frames that the driver was given since the last time that this was asked.
+    Emitted(Count),
 }
 
 /// A segment, as far as a script says what it is.
@@ -197,6 +205,11 @@ pub struct Pattern {
     /// `...` among the options: others may be there.
     pub is_open: bool,
     pub damages: Vec<Damage>,
+    /// The frame was put together from segments of so many bytes; 0 if not.
+    pub coalesced: u16,
+    /// Addresses that are not those of the two hosts.
+    pub source: Option<IpAddr>,
+    pub target: Option<IpAddr>,
     /// The flow's addresses, the other way round or otherwise: destination port for what is injected.
     pub port: Option<u16>,
 }

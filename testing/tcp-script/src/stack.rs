@@ -18,8 +18,8 @@ pub trait Stack {
     /// Microseconds of the stack's clock.
     fn now(&self) -> u64;
 
-    /// Puts a frame on the stack's wire.
-    fn inject(&mut self, frame: &[u8]);
+    /// Puts a frame on the stack's wire; a driver has put it together from segments of so many bytes, if not 0.
+    fn inject(&mut self, frame: &[u8], segment_bytes: u16);
 
     /// The next frame that the stack has sent, with its time; waits for one until `until`, and if there is none, time
     /// has reached `until` afterwards.

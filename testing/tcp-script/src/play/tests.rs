@@ -42,7 +42,7 @@ impl Stack for Puppet {
         self.now
     }
 
-    fn inject(&mut self, _: &[u8]) {
+    fn inject(&mut self, _: &[u8], _: u16) {
         self.injected += 1;
         match self.injected {
             1 => self
@@ -88,6 +88,7 @@ fn played(steps: &str, says: &[(u64, Segment)]) -> Result<(), String> {
 fn what_a_script_expects_passes() {
     let says = [(0, segment(ACK, 1, 100)), (0, segment(ACK, 101, 50)), (5_000, segment(ACK, 151, 0))];
     assert_eq!(played("> . 1:101\n> . 101:151\n+5ms > . 151\n", &says), Ok(()));
+    assert_eq!(played("> more 2\n< . 1 ack all/50\n+4ms..5ms > . 151", &says), Ok(()));
     assert_eq!(played("> flight 1:151 frames 2\n+2ms..6ms > acks 1 frames 1", &says), Ok(()));
     assert_eq!(played("ignore 6ms", &says), Ok(()));
     assert_eq!(played("> . 1:101\nmaybe . 5\nmaybe . 101:151\nquiet 4ms\n+1ms > probe 152", &says), Ok(()));
@@ -100,7 +101,7 @@ fn what_it_does_not_expect_fails() {
     let two = [(0, segment(ACK, 1, 100)), (0, segment(ACK, 151, 50))];
     let ack = [(0, segment(ACK, 1, 0))];
     type Case<'a> = (&'a str, &'a str, &'a [(u64, Segment)]);
-    let cases: [Case<'_>; 17] = [
+    let cases: [Case<'_>; 19] = [
         ("nothing came", "> . 1:101", &[]),
         ("nothing came", "> . 1:101", &late),
         ("after the step", "+6ms > . 1:101", &late),
@@ -113,6 +114,8 @@ fn what_it_does_not_expect_fails() {
         ("the flight ended at 101", "> flight 1:151", &data),
         ("does not continue", "> flight 1:201", &two),
         ("1 segments", "> flight 1:101 frames 2", &data),
+        ("2 segments came", "> more 1", &[(0, segment(ACK, 1, 10)), (0, segment(ACK, 11, 10))]),
+        ("does not follow", "> more 2", &two),
         ("no pure ACK", "> acks 1", &data),
         ("acknowledgements came", "> acks 1 frames 2", &ack),
         ("no probe", "> probe 1", &data),
