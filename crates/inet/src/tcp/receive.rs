@@ -181,6 +181,15 @@ impl Receive {
         self.duplicate = Block { start, end };
     }
 
+    /// More of the segment that is being taken is a duplicate; if it does not follow, only the first part is reported.
+    fn extend_duplicate(&mut self, start: SeqNumber, end: SeqNumber) {
+        if !self.has_duplicate {
+            self.on_duplicate(start, end);
+        } else if self.duplicate.end == start {
+            self.duplicate.end = end;
+        }
+    }
+
     fn has_room(&self, pools: &Pools<'_>, owner: Owner, frame_bytes: u32) -> bool {
         let left = pools.frames_left(self.pinned, owner.client);
         left.heads > 0 && (left.tails > 0 || frame_bytes <= HEAD_BYTES)
@@ -198,11 +207,15 @@ impl Receive {
         pools.keep(text, owner, &mut self.pinned);
         self.append(pools, text.frame);
         let had_late = !self.late.is_empty();
+        let end = self.nxt;
         while let Some(frame) = pools.after(&self.late, None) {
             let Frame { seq, length, .. } = pools.frames[frame as usize];
             let overlap = self.nxt.distance(seq);
             if overlap < 0 {
                 break;
+            }
+            if seq.is_before(end) {
+                self.extend_duplicate(seq, end.min(seq + length));
             }
             pools.pop(&mut self.late);
             let overlap = overlap.cast_unsigned();

@@ -195,7 +195,8 @@ impl Recovery {
             board: Scoreboard::new(next),
             rack: Rack::new(next),
             mss,
-            high: next,
+            // ISS (RFC 6582 §3.2 step 1): duplicate ACKs of the first bytes already count.
+            high: next - 1,
             reordering_deadline: Time::NEVER,
             sent_at: now,
             ..Self::default()
@@ -362,11 +363,13 @@ impl Recovery {
             let is_duplicate = acked == 0 && delivered == 0 && ack.is_pure;
             self.end_probe(duplicate, is_duplicate);
         }
+        let was_fast = self.phase == Phase::Fast;
         self.leave_or_undo(segments, ack, acked, &by_ack, by_sack.is_original);
         let lost = self.find_losses(segments, acked, now);
         match self.phase {
             Phase::Fast => self.reduce(delivered, lost == 0 && acked > 0),
-            Phase::Open | Phase::Timeout if delivered > 0 => {
+            // Not by duplicate ACKs (RFC 3042 §2), nor by the ACK that has just set the window.
+            Phase::Open | Phase::Timeout if acked > 0 && delivered > 0 && !was_fast => {
                 let (una, nxt, srtt_us) = (self.board.una, self.board.nxt, self.rtt.srtt_us());
                 let delivery = Delivery { bytes: delivered, una, nxt, rtt_us, srtt_us };
                 self.congestion.on_delivered(&delivery, now);
