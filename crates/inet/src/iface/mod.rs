@@ -134,8 +134,8 @@ impl<'m> Iface<'m> {
         &self.state.counters
     }
 
-    /// A driver has started. Frames that its predecessor was given count as consumed. An interface beyond
-    /// [`INTERFACES_MAX`] is ignored.
+    /// A driver has started. What its predecessor was given waits until `on_transmitted` says that it is consumed. An
+    /// interface beyond [`INTERFACES_MAX`] is ignored.
     pub fn on_attached(&mut self, interface: InterfaceId, link: Link) {
         let has_v6 = self
             .state
@@ -145,7 +145,6 @@ impl<'m> Iface<'m> {
         let Some(record) = self.state.interfaces.get_mut(usize::from(interface)) else { return };
         let link_local = if has_v6 { link_local(link.mac) } else { Address::UNSPECIFIED };
         *record = Interface { link, is_attached: true, link_local };
-        self.on_transmitted(interface, u64::MAX);
         self.announce(interface);
     }
 
