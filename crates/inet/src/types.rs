@@ -148,7 +148,7 @@ impl Address {
     }
 
     pub fn is_v4(self) -> bool {
-        self.v4().is_some()
+        self.0[..12] == [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff]
     }
 
     /// `0.0.0.0` or `::`.

@@ -115,7 +115,7 @@ impl<'m> Iface<'m> {
         for (place, &(interface, ip, prefix_bits)) in state.addresses.iter_mut().zip(addresses) {
             let before = if ip.is_ipv4() { 128 - 32 } else { 0 };
             let prefix_bits = prefix_bits.saturating_add(before).min(128);
-            *place = LocalAddress { address: ip.into(), prefix_bits, interface };
+            *place = LocalAddress::new(interface, ip.into(), prefix_bits);
             state.address_count += 1;
         }
         for (place, &gateway) in state.gateways.iter_mut().zip(gateways) {
@@ -175,6 +175,7 @@ impl<'m> Iface<'m> {
     }
 
     /// Takes a frame first.
+    #[inline]
     pub fn on_frame(&mut self, arrived: &Arrived<'_>, now: Time) -> Verdict {
         self.state.counters.received_frames += 1;
         self.state.counters.received_bytes += u64::from(arrived.length);
@@ -184,6 +185,7 @@ impl<'m> Iface<'m> {
         })
     }
 
+    #[inline]
     fn dispatch(&mut self, arrived: &Arrived<'_>, now: Time) -> Outcome {
         let parsed = packet::parse(arrived);
         if let Parsed::Dropped(reason) = parsed {
@@ -250,7 +252,7 @@ impl<'m> Iface<'m> {
         let (mut is_for_us, mut is_martian) = (false, false);
         for local in self.state.configured() {
             is_for_us |= local.interface == interface && local.address == destination;
-            is_martian |= local.address == source || local.is_broadcast(source);
+            is_martian |= local.address == source || local.reserved.contains(&source);
         }
         let link_local = self.state.interfaces[usize::from(interface)].link_local;
         is_for_us |= link_local == destination && !destination.is_unspecified();

@@ -55,7 +55,7 @@ impl State {
     pub(super) fn local_addresses(&self) -> impl Iterator<Item = LocalAddress> {
         let link_local =
             (0..).zip(&self.interfaces).filter_map(|(interface, Interface { link_local, .. })| {
-                let local = LocalAddress { address: *link_local, prefix_bits: 64, interface };
+                let local = LocalAddress::new(interface, *link_local, 64);
                 (!link_local.is_unspecified()).then_some(local)
             });
         self.configured()
@@ -77,7 +77,7 @@ impl State {
 
     /// The broadcast or network address of an IPv4 prefix (RFC 1122 §3.2.1.3, §3.3.6).
     pub(super) fn is_broadcast(&self, address: Address) -> bool {
-        self.configured().iter().any(|local| local.is_broadcast(address))
+        self.configured().iter().any(|local| local.reserved.contains(&address))
     }
 
     /// The address of ours whose prefix, the longest, has `remote` on its link.
@@ -131,13 +131,14 @@ impl LocalAddress {
             && (bits(self.address) ^ bits(address)) & self.mask() == 0
     }
 
-    /// RFC 3021: prefixes of 31 bits have no broadcast address.
-    pub(super) fn is_broadcast(&self, address: Address) -> bool {
-        let host = !self.mask();
-        self.address.is_v4()
-            && self.prefix_bits <= 126
-            && self.covers(address)
-            && (bits(address) & host == host || bits(address) & host == 0)
+    pub(super) fn new(interface: InterfaceId, address: Address, prefix_bits: u8) -> Self {
+        let mut local = Self { address, reserved: [Address::UNSPECIFIED; 2], prefix_bits, interface };
+        // RFC 3021: prefixes of 31 bits have no broadcast address.
+        if address.is_v4() && prefix_bits <= 126 {
+            let first = bits(address) & local.mask();
+            local.reserved = [first, first | !local.mask()].map(|bits| Address(bits.to_be_bytes()));
+        }
+        local
     }
 
     fn mask(&self) -> u128 {

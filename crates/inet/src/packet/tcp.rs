@@ -114,55 +114,69 @@ impl TcpHeader {
     }
 }
 
-pub(super) fn parse(frame: &[u8], ip: &IpHeader) -> Result<TcpHeader> {
-    let start = ip.payload_start as usize;
-    if ip.payload_bytes < FIXED_BYTES as u32 {
-        return Err(DropReason::Malformed);
+/// The bytes of a TCP header whose lengths are right.
+pub(super) struct Segment<'a> {
+    fixed: &'a [u8; FIXED_BYTES],
+    options: &'a [u8],
+}
+
+impl<'a> Segment<'a> {
+    #[inline]
+    pub(super) fn new(frame: &'a [u8], ip: &IpHeader) -> Result<Self> {
+        let start = ip.payload_start as usize;
+        if ip.payload_bytes < FIXED_BYTES as u32 {
+            return Err(DropReason::Malformed);
+        }
+        let fixed: &[u8; FIXED_BYTES] =
+            frame.get(start..).and_then(<[u8]>::first_chunk).ok_or(DropReason::TooLong)?;
+        let header_bytes = usize::from(fixed[12] >> 4) * 4;
+        if header_bytes < FIXED_BYTES || header_bytes as u32 > ip.payload_bytes {
+            return Err(DropReason::Malformed);
+        }
+        let options = frame.get(start + FIXED_BYTES..start + header_bytes).ok_or(DropReason::TooLong)?;
+        Ok(Self { fixed, options })
     }
-    let fixed: &[u8; FIXED_BYTES] =
-        frame.get(start..).and_then(<[u8]>::first_chunk).ok_or(DropReason::TooLong)?;
-    let header_bytes = usize::from(fixed[12] >> 4) * 4;
-    if header_bytes < FIXED_BYTES || header_bytes as u32 > ip.payload_bytes {
-        return Err(DropReason::Malformed);
+
+    #[inline]
+    pub(super) fn header(&self, ip: &IpHeader) -> TcpHeader {
+        let Self { fixed, options } = *self;
+        let header_bytes = (FIXED_BYTES + options.len()) as u32;
+        let flags = Flags(fixed[13] & Flags::ALL);
+        // Of almost every segment.
+        let is_aligned = options.len() == 12 && options[..4] == ALIGNED_TIMESTAMPS;
+        let header = TcpHeader {
+            source: endpoint(ip.source, fixed, 0),
+            destination: endpoint(ip.destination, fixed, 2),
+            seq: seq(fixed, 4),
+            ack: if flags.has(Flags::ACK) { seq(fixed, 8) } else { SeqNumber(0) },
+            flags,
+            window: be16(fixed, 14),
+            urgent: be16(fixed, 18),
+            payload_start: ip.payload_start + header_bytes,
+            payload_bytes: ip.payload_bytes - header_bytes,
+            timestamps: is_aligned.then(|| (be32(options, 4), be32(options, 8))),
+            ..TcpHeader::default()
+        };
+        if is_aligned || options.is_empty() { header } else { parse_options(options, header) }
     }
-    let options = frame.get(start + FIXED_BYTES..start + header_bytes).ok_or(DropReason::TooLong)?;
-    let flags = Flags(fixed[13] & Flags::ALL);
-    let mut header = TcpHeader {
-        source: endpoint(ip.source, fixed, 0),
-        destination: endpoint(ip.destination, fixed, 2),
-        seq: seq(fixed, 4),
-        ack: if flags.has(Flags::ACK) { seq(fixed, 8) } else { SeqNumber(0) },
-        flags,
-        window: be16(fixed, 14),
-        urgent: be16(fixed, 18),
-        payload_start: ip.payload_start + header_bytes as u32,
-        payload_bytes: ip.payload_bytes - header_bytes as u32,
-        ..TcpHeader::default()
-    };
-    if options.len() == 12 && options[..4] == ALIGNED_TIMESTAMPS {
-        header.timestamps = Some((be32(options, 4), be32(options, 8)));
-    } else {
-        parse_options(options, &mut header);
-    }
-    Ok(header)
 }
 
 /// Unknown options are skipped (RFC 9293 §3.2, MUST-6). One with an impossible length ends the list, as in Linux
 /// (MUST-7); options before it count.
-fn parse_options(mut rest: &[u8], header: &mut TcpHeader) {
+#[inline(never)]
+fn parse_options(mut rest: &[u8], mut header: TcpHeader) -> TcpHeader {
     let is_syn = header.flags.has(Flags::SYN);
     loop {
         let (kind, length) = match *rest {
-            [] | [option::END, ..] => return,
             [option::NO_OPERATION, ..] => {
                 rest = &rest[1..];
                 continue;
             }
-            [_] => return,
+            [] | [option::END, ..] | [_] => return header,
             [kind, length, ..] => (kind, usize::from(length)),
         };
-        let Some((option, behind)) = rest.split_at_checked(length) else { return };
-        let Some(body) = option.get(2..) else { return };
+        let Some((option, behind)) = rest.split_at_checked(length) else { return header };
+        let Some(body) = option.get(2..) else { return header };
         rest = behind;
         match (kind, body.len()) {
             (option::MSS, 2) if is_syn => header.mss = Some(be16(body, 0)),
@@ -197,6 +211,13 @@ pub(super) fn emit(bytes: &mut [u8], header: &TcpHeader, checksum: u16) {
     fixed[CHECKSUM..18].copy_from_slice(&checksum.to_be_bytes());
     fixed[18..20].copy_from_slice(&header.urgent.to_be_bytes());
     if options.is_empty() {
+        return;
+    }
+    // Of almost every segment.
+    if let (Some((value, echo)), 12, false) = (header.timestamps, options.len(), header.has_sack_permitted) {
+        options[..4].copy_from_slice(&ALIGNED_TIMESTAMPS);
+        options[4..8].copy_from_slice(&value.to_be_bytes());
+        options[8..12].copy_from_slice(&echo.to_be_bytes());
         return;
     }
     let mut rest = options;
