@@ -111,7 +111,7 @@ pub(super) struct Interface {
 #[repr(C)]
 pub(super) struct LocalAddress {
     pub address: Address,
-    /// The first and the last address of an IPv4 prefix, which no host has; unspecified if there are none.
+    /// The first and the last address of an IPv4 prefix; of others `::`. They are sources of no packet to one host.
     pub reserved: [Address; 2],
     /// Of the link, in bits of the 16 bytes.
     pub prefix_bits: u8,

@@ -321,7 +321,7 @@ fn solicitations() {
         ("cut", icmp(US, "fd00::2", "fd00::1", 255, &message[..23]), Neighbour),
         ("half an option", icmp(US, "fd00::2", "fd00::1", 255, &message[..28]), Neighbour),
         ("from :: with an address", solicit(group, "::", "ff02::1:ff00:1", "fd00::1", with), Neighbour),
-        ("from :: to us", solicit(US, "::", "fd00::1", "fd00::1", None), Neighbour),
+        ("from :: to us", solicit(US, "::", "fd00::1", "fd00::1", None), Martian),
         ("for another", solicit(group, "fd00::2", "ff02::1:ff00:1", "fd00::5:0:1", with), NotForUs),
         ("to another group", solicit(group, "fd00::2", "ff02::1:ff00:9", "fd00::1", with), NotForUs),
         ("from us", solicit(group, "fd00::1", "ff02::1:ff00:1", "fd00::1", with), Martian),
