@@ -1,0 +1,5 @@
+//! Servers, drivers and applications of two machines in one process.
+
+mod common;
+mod hostile;
+mod sockets;
