@@ -186,9 +186,9 @@ impl<'m> Server<'m> {
         client.is_blocked = false;
         let mut done = 0;
         while done < REQUESTS_PER_TURN {
-            let taken = match client.completions.room() {
-                Ok(room) if room >= ANSWERS_MAX => client.requests.take(),
-                Ok(_) => {
+            let taken = match client.has_room(ANSWERS_MAX) {
+                Ok(true) => client.requests.take(),
+                Ok(false) => {
                     client.is_blocked = true;
                     break;
                 }
@@ -224,7 +224,7 @@ impl<'m> Server<'m> {
         let mut done = 0;
         while done < EVENTS_PER_TURN {
             // A broken counter is found by the next `take_requests`.
-            if client.completions.room().unwrap_or(0) <= ANSWERS_MAX {
+            if !client.has_room(1 + ANSWERS_MAX).unwrap_or(false) {
                 client.is_blocked = true;
                 break;
             }
@@ -297,6 +297,15 @@ impl<'m> Server<'m> {
 }
 
 impl Client {
+    fn has_room(&mut self, completions: u64) -> Result<bool, Corrupt> {
+        if self.completions.room()? >= completions {
+            return Ok(true);
+        }
+        // `room` looks at the client's counter only if the ring is full.
+        self.completions.consumed()?;
+        Ok(self.completions.room()? >= completions)
+    }
+
     fn push(&mut self, completion: Completion, counters: &Counters) {
         self.completions.push(&completion.into());
         self.has_pushed = true;

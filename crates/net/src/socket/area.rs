@@ -86,16 +86,17 @@ impl Arena {
         Some(Lease { arena: Arc::clone(self), shared, place, offset, class })
     }
 
-    /// Maps one more region, for areas of at least `bytes`. `false` if there are [`REGIONS_MAX`].
+    /// Maps one more region, for areas of at least `bytes`. `false` if there are [`REGIONS_MAX`]. The caller lets one
+    /// thread at a time grow the arena; others use it meanwhile.
     pub(super) fn grow(&self, bytes: usize, register: Register<'_>) -> io::Result<bool> {
-        let mut state = self.state();
-        if state.regions.len() == REGIONS_MAX {
+        if self.state().regions.len() == REGIONS_MAX {
             return Ok(false);
         }
         let memfd = sealed()?;
         let memory = Region::shared(memfd.as_fd(), REGION_BYTES, true)?;
         collapse(&memory);
         let (number, generation) = register(memfd.as_fd(), REGION_BYTES as u32)?;
+        let mut state = self.state();
         let (place, class) = (state.regions.len() as u32, class_of(bytes));
         let shared = Arc::new(Shared { memory, number, generation });
         state.regions.push(Carved { shared, class, used: 0 });

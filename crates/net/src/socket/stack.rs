@@ -130,19 +130,19 @@ impl Shared {
         if bytes > AREA_BYTES_MAX {
             return Err(io::ErrorKind::OutOfMemory.into());
         }
-        let mut servers = None;
-        if let Some(lease) = self.arena.take(bytes) {
-            return Ok(lease);
+        loop {
+            if let Some(lease) = self.arena.take(bytes) {
+                return Ok(lease);
+            }
+            let mut servers = self.servers();
+            // Another thread may have grown the arena before this one had the lock.
+            if let Some(lease) = self.arena.take(bytes) {
+                return Ok(lease);
+            }
+            if !self.arena.grow(bytes, &mut |memory, bytes| servers.register(memory, bytes))? {
+                break;
+            }
         }
-        let register = &mut |memory: BorrowedFd<'_>, bytes: u32| {
-            servers.get_or_insert_with(|| self.servers()).register(memory, bytes)
-        };
-        if self.arena.grow(bytes, register)?
-            && let Some(lease) = self.arena.take(bytes)
-        {
-            return Ok(lease);
-        }
-        drop(servers);
         self.wait(None, None, |state| match self.arena.take(bytes) {
             Some(lease) => Some(Ok(lease)),
             None if !state.has_flights() => Some(Err(io::ErrorKind::OutOfMemory.into())),
@@ -162,6 +162,7 @@ impl Shared {
         let count = state.look();
         self.publish(state);
         if count > 0 {
+            state.looks += 1;
             if state.followers > 0 {
                 self.changed.notify_all();
             }
@@ -216,8 +217,9 @@ impl Shared {
                 continue;
             }
             state.is_led = true;
+            let looks = state.looks;
             drop(state);
-            self.lead(deadline);
+            self.lead(looks, deadline);
             state = self.lock();
             state.is_led = false;
             if state.followers > 0 {
@@ -238,14 +240,16 @@ impl Shared {
         state
     }
 
-    /// Returns when something was taken out of the rings, or at the deadline.
-    fn lead(&self, deadline: Time) {
+    /// Returns when something was taken out of the rings since the `looks`th successful look, perhaps by another thread,
+    /// or at the deadline.
+    fn lead(&self, looks: u64, deadline: Time) {
         let mut waiter = self.waiter.lock().unwrap_or_else(PoisonError::into_inner);
         let mut turn = Turn::Worked;
         let has_process = loop {
             let has_process = !self.servers_turn();
             let mut state = self.lock();
-            if self.look(&mut state) > 0 {
+            self.look(&mut state);
+            if state.looks != looks {
                 return;
             }
             if std::mem::take(&mut state.has_handed) {
@@ -261,7 +265,7 @@ impl Shared {
         state.flush_returns();
         self.publish(&mut state);
         // Servers in this process ring no bell while nobody gives them a turn.
-        if has_process && state.arm() {
+        if has_process && state.looks == looks && state.arm() {
             state.is_asleep = true;
             drop(state);
             self.sleep(&mut waiter, deadline);

@@ -47,6 +47,8 @@ pub(super) struct State {
     /// That thread sleeps on the doorbell.
     pub(super) is_asleep: bool,
     pub(super) followers: usize,
+    /// Looks at the rings that have found something.
+    pub(super) looks: u64,
 }
 
 pub(super) enum Socket {
@@ -162,6 +164,7 @@ impl State {
             is_led: false,
             is_asleep: false,
             followers: 0,
+            looks: 0,
         }
     }
 

@@ -18,6 +18,7 @@ use net::server::{COUNTERS_BYTES, Page, Server, capacity};
 use net::socket::{Parts, Servers, Stack};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
 pub(crate) fn memory(bytes: usize) -> OwnedFd {
     let memfd = memfd_create("test", MemfdFlags::CLOEXEC).unwrap();
@@ -144,6 +145,8 @@ pub(crate) struct Host<'m> {
     inet_bell: Doorbell,
     nic_bell: Doorbell,
     leaving: Vec<(u32, Sender<()>)>,
+    /// Hangs up when the host is gone.
+    alive: (OwnedFd, OwnedFd),
 }
 
 impl<'m> Host<'m> {
@@ -178,7 +181,21 @@ impl<'m> Host<'m> {
         server.add_interface(0, rig.driver.side(0), Arc::clone(&frames), bell(&rig.nic_bell));
         let driver = rig.start_driver();
         let leaving = Vec::new();
-        Self { server, driver, rig, frames, addresses, clients_max, start, inet_bell, nic_bell, leaving }
+        let flags = SocketFlags::CLOEXEC;
+        let alive = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        Self {
+            server,
+            driver,
+            rig,
+            frames,
+            addresses,
+            clients_max,
+            start,
+            inet_bell,
+            nic_bell,
+            leaving,
+            alive,
+        }
     }
 
     fn now(&self) -> Time {
@@ -202,7 +219,7 @@ impl<'m> Host<'m> {
             received: copies.unwrap_or_else(|| Arc::clone(&self.frames)),
             bell: bell_of,
             inet_bell: bell(&self.rig.inet_bell),
-            control: None,
+            control: Some(self.alive.1.try_clone().unwrap()),
             servers: Box::new(Nobody),
         };
         self.rig.clients.push(ClientRig { direct, bell: other, is_gone: false });
@@ -431,10 +448,12 @@ impl Raw {
         self.inet_bell.ring();
     }
 
-    /// Says that more completions are consumed than were published.
+    /// Says that more completions are consumed than were published, and causes so many that the server must look.
     pub(crate) fn consume_too_much(&mut self) {
         self.own_word(producer_bytes(layout::REQUESTS) / 8).store(1 << 40, Ordering::Relaxed);
-        self.inet_bell.ring();
+        for _ in 0..layout::REQUESTS + 40 {
+            self.ask(net::slot::Request::default());
+        }
     }
 
     /// Publishes a slot and goes on writing into it, and into others, while it is read.
