@@ -61,7 +61,7 @@ enum Command {
     Client(Sender<NewClient>),
     Region { client: u32, memory: OwnedFd, bytes: u32, answer: Sender<(u32, u32)> },
     Gone { client: u32, drained: Sender<()> },
-    RestartDriver,
+    RestartDriver(Sender<()>),
     Stop,
 }
 
@@ -246,7 +246,10 @@ impl<'m> Host<'m> {
                 self.rig.clients[client as usize].is_gone = true;
                 self.leaving.push((client, drained));
             }
-            Command::RestartDriver => self.driver = self.rig.start_driver(),
+            Command::RestartDriver(done) => {
+                self.driver = self.rig.start_driver();
+                let _ = done.send(());
+            }
             Command::Stop => return false,
         }
         true
@@ -372,8 +375,11 @@ impl Machine {
         waits.recv_timeout(Duration::from_secs(20)).unwrap();
     }
 
+    /// The driver is dropped where it stands, and another one starts; returns then.
     pub(crate) fn restart_driver(&self) {
-        self.commands.send(Command::RestartDriver).unwrap();
+        let (done, waits) = channel();
+        self.commands.send(Command::RestartDriver(done)).unwrap();
+        waits.recv_timeout(Duration::from_secs(20)).unwrap();
     }
 }
 

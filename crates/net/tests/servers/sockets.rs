@@ -82,9 +82,9 @@ fn a_transfer_over_a_bad_line_arrives_whole() {
 fn the_driver_is_started_again_in_a_transfer() {
     let [one, two] = pair(Wire::default(), 1);
     std::thread::scope(|scope| {
-        let handle = scope.spawn(|| transfer(&one, &two, 30 << 20));
+        let handle = scope.spawn(|| transfer(&one, &two, 10 << 20));
         while !handle.is_finished() {
-            std::thread::sleep(Duration::from_millis(10));
+            std::thread::sleep(Duration::from_millis(100));
             one.restart_driver();
             two.restart_driver();
         }
