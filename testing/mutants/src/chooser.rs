@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 pub const VARIABLE: &str = "HIKYAKU_MUTANT";
 
 /// All mutants, in the order in which their patches are applied.
-pub const NAMES: [&str; 23] = [
+pub const NAMES: [&str; 25] = [
     "DropFlush",
     "IgnoreFua",
     "AckEarly",
@@ -34,6 +34,8 @@ pub const NAMES: [&str; 23] = [
     "SkipJournalSync",
     "MissExchange",
     "KeepAhead",
+    "RingWrap",
+    "LostBell",
 ];
 
 /// Whether this mutant is on.

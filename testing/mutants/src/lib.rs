@@ -150,7 +150,12 @@ mod tests {
         let scratch = tempfile::tempdir_in(below).unwrap();
         let tree = scratch.path().join("tree");
         let patches = patches(&repository()).unwrap();
-        let roots = ["crates/block/src/lib.rs", "crates/mover/src/lib.rs", "crates/node/src/lib.rs"];
+        let roots = [
+            "crates/area/src/lib.rs",
+            "crates/block/src/lib.rs",
+            "crates/mover/src/lib.rs",
+            "crates/node/src/lib.rs",
+        ];
         let names: BTreeSet<_> = changed(&patches).chain(roots).map(PathBuf::from).collect();
         let modules = roots.map(|root| Path::new(root).with_file_name("mutant.rs"));
         let renewed = || -> Vec<_> {

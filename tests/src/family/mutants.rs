@@ -61,23 +61,59 @@ const SIMULATED_ONLY: &[&str] = &[
 /// Defects that only the real program can show: the simulator has no files, one disk at an address, and no gateway.
 const REAL_ONLY: &[&str] = &["SkipJournalSync", "MissExchange", "KeepAhead"];
 
+/// Defects of what processes share, which do not show in data of iSCSI: a test must fail. Its package, its name.
+const TESTED: &[(&str, &str, &str)] =
+    &[("RingWrap", "hikyaku-area", "loom"), ("LostBell", "hikyaku-area", "loom")];
+const TEST_LIMIT: Duration = Duration::from_secs(900);
+/// Of a test program in which a test has failed.
+const EXIT_FAILED_TESTS: i32 = 101;
+
+/// A copy of the repository with all defects, of which [`VARIABLE`] chooses one.
+struct Tree {
+    path: PathBuf,
+    /// Where what is built from it goes.
+    target: PathBuf,
+}
+
+impl Tree {
+    fn make(repository: &Path) -> Result<Self> {
+        let target = target_directory()?.join("mutants");
+        let path = target.join("tree");
+        mutants::make_tree(repository, &path)?;
+        Ok(Self { path, target })
+    }
+
+    fn cargo(&self, arguments: &[&str]) -> Command {
+        let mut command = cargo(arguments);
+        command.arg("--release").arg("--target-dir").arg(&self.target).current_dir(&self.path);
+        // Runs take a minute, so two minutes of link-time optimisation are not worth it.
+        command.envs([("CARGO_PROFILE_RELEASE_LTO", "off"), ("CARGO_PROFILE_RELEASE_DEBUG", "0")]);
+        command
+    }
+
+    /// Whether a test fails. Without a defect it must pass.
+    fn fails(&self, package: &str, test: &str, mutant: Option<&str>) -> Result<bool> {
+        must(&mut self.cargo(&["test", "--no-run", "--package", package, "--test", test]))?;
+        let mut command = self.cargo(&["test", "--package", package, "--test", test]);
+        command.env_remove(VARIABLE).envs(mutant.map(|mutant| (VARIABLE, mutant)));
+        let output = run(&mut command, TEST_LIMIT)?;
+        if output.code == Some(EXIT_FAILED_TESTS) {
+            return Ok(true);
+        }
+        output.success()?;
+        Ok(false)
+    }
+}
+
 /// The programs with all defects, of which [`VARIABLE`] chooses one.
 struct Build {
     directory: PathBuf,
 }
 
 impl Build {
-    /// Patches a copy of the repository, and builds the programs there.
-    fn make(repository: &Path) -> Result<Self> {
-        let directory = target_directory()?.join("mutants");
-        let tree = directory.join("tree");
-        mutants::make_tree(repository, &tree)?;
-        let mut command = cargo(&["build", "--release", "--package", "hikyaku", "--package", "hikyaku-sim"]);
-        command.arg("--target-dir").arg(&directory).current_dir(tree);
-        // Runs take a minute, so two minutes of link-time optimisation are not worth it.
-        command.envs([("CARGO_PROFILE_RELEASE_LTO", "off"), ("CARGO_PROFILE_RELEASE_DEBUG", "0")]);
-        must(&mut command)?;
-        Ok(Self { directory: directory.join("release") })
+    fn make(tree: &Tree) -> Result<Self> {
+        must(&mut tree.cargo(&["build", "--package", "hikyaku", "--package", "hikyaku-sim"]))?;
+        Ok(Self { directory: tree.target.join("release") })
     }
 
     fn program(&self, name: &str, mutant: Option<&str>) -> Command {
@@ -228,6 +264,11 @@ struct Seen {
 }
 
 impl Seen {
+    fn test(&mut self, mutant: &str, test: &str) {
+        self.table.push(format!("| {mutant} | - | test `{test}` |"));
+        self.rows.push(json!({"mutant": mutant, "test": test}));
+    }
+
     fn look(&mut self, build: &Build, programs: &Context, seed: u64, mutant: &str) -> Result<()> {
         let real_only = REAL_ONLY.contains(&mutant);
         let (runs, simulated) = if real_only { (Vec::new(), None) } else { simulated(build, seed, mutant)? };
@@ -244,8 +285,9 @@ impl Seen {
 }
 
 pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
+    let tree = crate::Scene::new(|| Tree::make(&context.repository));
     let made = crate::Scene::new(|| {
-        let build = Build::make(&context.repository)?;
+        let build = Build::make(tree.get()?)?;
         let programs = build.context(context)?;
         Ok((build, programs))
     });
@@ -263,9 +305,23 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
     for (name, scene) in ENDINGS {
         cases.check(&format!("none-{name}"), || unharmed(scene(&made.get()?.1, None)?.as_deref()));
     }
+    let mut tests: Vec<_> = TESTED.iter().map(|&(_, package, test)| (package, test)).collect();
+    tests.dedup();
+    for (package, test) in tests {
+        cases.check(&format!("none-{test}"), || {
+            demand!(!tree.get()?.fails(package, test, None)?, "without a defect the test fails")
+        });
+    }
     let mut seen = Seen::default();
     for mutant in NAMES {
         cases.check(mutant, || {
+            if let Some((_, package, test)) = TESTED.iter().find(|(name, ..)| *name == mutant) {
+                let is_caught = tree.get()?.fails(package, test, Some(mutant))?;
+                if is_caught {
+                    seen.test(mutant, test);
+                }
+                return demand!(is_caught, "the test `{test}` passes with it");
+            }
             let (build, programs) = made.get()?;
             seen.look(build, programs, seed, mutant)
         });
@@ -283,7 +339,8 @@ mod tests {
 
     #[test]
     fn exempt_defects_exist() {
-        for name in SIMULATED_ONLY.iter().chain(REAL_ONLY) {
+        let tested = TESTED.iter().map(|(name, ..)| name);
+        for name in SIMULATED_ONLY.iter().chain(REAL_ONLY).chain(tested) {
             assert!(NAMES.contains(name), "{name}");
         }
     }
