@@ -3,11 +3,10 @@
 use std::fmt;
 use std::io;
 use std::ops::{Deref, DerefMut};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use area::Region;
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use area::{Region, memfd};
 
 use crate::server::REGIONS_MAX;
 use crate::slot::Span;
@@ -92,9 +91,9 @@ impl Arena {
         if self.state().regions.len() == REGIONS_MAX {
             return Ok(false);
         }
-        let memfd = sealed()?;
+        let memfd = memfd::create("send", REGION_BYTES)?;
         let memory = Region::shared(memfd.as_fd(), REGION_BYTES, true)?;
-        collapse(&memory);
+        memory.collapse();
         let (number, generation) = register(memfd.as_fd(), REGION_BYTES as u32)?;
         let mut state = self.state();
         let (place, class) = (state.regions.len() as u32, class_of(bytes));
@@ -119,24 +118,6 @@ impl State {
         let former = self.regions[place].class;
         self.free[former].retain(|&(other, _)| other as usize != place);
         self.cut(place as u32, class);
-    }
-}
-
-/// A memfd that cannot shrink: servers refuse any other, whose truncation would kill them.
-fn sealed() -> io::Result<OwnedFd> {
-    let memfd = memfd_create("send", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-    ftruncate(&memfd, REGION_BYTES as u64)?;
-    fcntl_add_seals(&memfd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-    Ok(memfd)
-}
-
-/// Faults the region in, in one huge page if the kernel can; without, in small ones.
-fn collapse(region: &Region) {
-    // SAFETY: the range is the whole mapping, which was just made. Both calls only change which pages back it; errors
-    // leave small pages, faulted in at their first use.
-    unsafe {
-        libc::madvise(region.as_ptr().cast(), region.len(), libc::MADV_POPULATE_WRITE);
-        libc::madvise(region.as_ptr().cast(), region.len(), libc::MADV_COLLAPSE);
     }
 }
 
