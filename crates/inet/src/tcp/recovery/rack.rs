@@ -102,7 +102,6 @@ impl Rack {
         match (segment.retransmissions > 0, self.was_retransmitted) {
             (false, false) => is_in_order,
             (true, true) if is_in_order => segment.sent_at <= self.sent_at,
-            // In one turn, what is sent again goes first.
             _ => segment.sent_at < self.first_sent_at,
         }
     }
