@@ -21,6 +21,44 @@ pub(crate) fn no_new_privileges() -> Result<()> {
     prctl(libc::PR_SET_NO_NEW_PRIVS, 1).map(drop)
 }
 
+/// Other processes of this user cannot trace this one or open its files in `/proc`; it leaves no core dump.
+pub(crate) fn forbid_tracing() -> Result<()> {
+    prctl(libc::PR_SET_DUMPABLE, 0).map(drop)
+}
+
+/// The kernel kills this process when the thread that started it ends.
+pub(crate) fn die_with_parent() -> Result<()> {
+    prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL as libc::c_ulong).map(drop)
+}
+
+/// Moves this thread into new namespaces.
+pub(crate) fn unshare(namespaces: libc::c_int) -> Result<()> {
+    // SAFETY: a plain system call without pointers; it changes what this thread sees of the system, not its memory.
+    check(unsafe { libc::unshare(namespaces) }.into()).map(drop)
+}
+
+/// Sets all user and group numbers of this thread, and leaves all other groups.
+pub(crate) fn set_user(user: u32) -> Result<()> {
+    // SAFETY: plain system calls; the list of groups is empty, so its pointer is not read.
+    unsafe {
+        check(libc::syscall(libc::SYS_setgroups, 0, std::ptr::null::<libc::gid_t>()))?;
+        check(libc::syscall(libc::SYS_setresgid, user, user, user))?;
+        check(libc::syscall(libc::SYS_setresuid, user, user, user)).map(drop)
+    }
+}
+
+/// Lowers a limit of this process; one that is lower already stays.
+pub(crate) fn limit(resource: libc::__rlimit_resource_t, most: u64) -> Result<()> {
+    let mut limits = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the structure lives through both calls.
+    unsafe {
+        check(libc::getrlimit(resource, &raw mut limits).into())?;
+        let most = most.min(limits.rlim_max);
+        limits = libc::rlimit { rlim_cur: most, rlim_max: most };
+        check(libc::setrlimit(resource, &raw const limits).into()).map(drop)
+    }
+}
+
 /// Removes a capability from the bounding set. `false`: unknown to the kernel.
 pub(crate) fn drop_from_bounding_set(capability: u32) -> Result<bool> {
     match prctl(libc::PR_CAPBSET_DROP, capability.into()) {

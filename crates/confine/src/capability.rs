@@ -28,22 +28,28 @@ impl Capabilities {
         self.0 & other.0 == other.0
     }
 
-    /// Removes all other capabilities from every set of the calling thread. Only a thread with [`Self::SETPCAP`] can
-    /// change the bounding set; without it no_new_privs prevents that a program gains capabilities from that set.
+    /// Removes all other capabilities from every set of the calling thread.
     pub(crate) fn keep_only(self) -> Result<()> {
+        self.bound()?;
         let permitted = calls::permitted()?;
-        if Self(permitted).has(Self::SETPCAP) {
-            for number in 0..u64::BITS {
-                if !self.has(Self(1 << number)) && !calls::drop_from_bounding_set(number)? {
-                    break;
-                }
-            }
-        }
         calls::clear_ambient_set()?;
         let kept = permitted & self.0;
         calls::set_capabilities(kept)?;
         if calls::permitted()? != kept {
             return Err(Error::other("they are still there"));
+        }
+        Ok(())
+    }
+
+    /// Removes all other capabilities from the bounding set. Only a thread with [`Self::SETPCAP`] can change it; without
+    /// it no_new_privs prevents that a program gains capabilities from that set.
+    pub(crate) fn bound(self) -> Result<()> {
+        if Self(calls::permitted()?).has(Self::SETPCAP) {
+            for number in 0..u64::BITS {
+                if !self.has(Self(1 << number)) && !calls::drop_from_bounding_set(number)? {
+                    break;
+                }
+            }
         }
         Ok(())
     }

@@ -225,6 +225,77 @@ pub(crate) fn restrict(makes_rings: bool) -> Result<(), String> {
     Ok(())
 }
 
+/// Calls of a loop over memory and descriptors that it was given: [`crate::Isolation`].
+const LOOP: &[c_long] = &[
+    // Bells, timers, the control socket; the log.
+    libc::SYS_read,
+    libc::SYS_write,
+    libc::SYS_sendmsg,
+    libc::SYS_recvmsg,
+    libc::SYS_ppoll,
+    libc::SYS_timerfd_settime,
+    libc::SYS_close,
+    // Memory; for `mmap` and `mprotect` see `isolated`.
+    libc::SYS_munmap,
+    libc::SYS_mremap,
+    libc::SYS_madvise,
+    libc::SYS_brk,
+    // Waiting and time.
+    libc::SYS_sched_yield,
+    libc::SYS_clock_gettime,
+    libc::SYS_futex,
+    libc::SYS_restart_syscall,
+    // Orderly and other ends.
+    libc::SYS_exit_group,
+    libc::SYS_getpid,
+    libc::SYS_gettid,
+    libc::SYS_tgkill,
+    libc::SYS_rt_sigaction,
+    libc::SYS_rt_sigprocmask,
+    libc::SYS_rt_sigreturn,
+    libc::SYS_sigaltstack,
+    // Keys of hash tables.
+    libc::SYS_getrandom,
+];
+
+#[cfg(target_arch = "x86_64")]
+const LOOP_OLD: &[c_long] = &[libc::SYS_poll];
+#[cfg(not(target_arch = "x86_64"))]
+const LOOP_OLD: &[c_long] = &[];
+
+/// Calls on frames of a device: TAP, packet socket, wire.
+const DEVICE: &[c_long] = &[libc::SYS_readv, libc::SYS_writev, libc::SYS_sendto, libc::SYS_getsockname];
+
+/// Debug builds of the standard library look at the flags of each descriptor that they close.
+const FCNTL: [i32; 2] = [libc::F_GETFD, libc::F_DUPFD_CLOEXEC];
+
+fn isolated(has_device: bool) -> Result<BpfProgram, String> {
+    let text = |error: seccompiler::BackendError| error.to_string();
+    let arch: TargetArch = std::env::consts::ARCH.try_into().map_err(text)?;
+    let device = if has_device { DEVICE } else { &[] };
+    let mut rules: BTreeMap<c_long, Vec<SeccompRule>> =
+        LOOP.iter().chain(LOOP_OLD).chain(device).map(|&call| (call, Vec::new())).collect();
+    // Memory never becomes code: argument 2 is the protection.
+    let is_data = SeccompCmpOp::MaskedEq(libc::PROT_EXEC as u64);
+    let is_data = SeccompCondition::new(2, SeccompCmpArgLen::Dword, is_data, 0).map_err(text)?;
+    for call in [libc::SYS_mmap, libc::SYS_mprotect] {
+        rules.insert(call, vec![SeccompRule::new(vec![is_data.clone()]).map_err(text)?]);
+    }
+    let command = |value: i32| {
+        let equals = SeccompCmpOp::Eq;
+        SeccompRule::new(vec![SeccompCondition::new(1, SeccompCmpArgLen::Dword, equals, value as u64)?])
+    };
+    let commands = FCNTL.into_iter().map(command).collect::<Result<_, _>>().map_err(text)?;
+    rules.insert(libc::SYS_fcntl, commands);
+    let refuse = SeccompAction::Errno(libc::EPERM as u32);
+    let allowed = SeccompFilter::new(rules, refuse, SeccompAction::Allow, arch).map_err(text)?;
+    BpfProgram::try_from(allowed).map_err(text)
+}
+
+pub(crate) fn isolate(has_device: bool) -> Result<(), String> {
+    calls::add_filter(&isolated(has_device)?).map_err(|error| error.to_string())
+}
+
 #[cfg(test)]
 pub(crate) fn allows(call: c_long) -> bool {
     ANY.contains(&call) || OLD.contains(&call)

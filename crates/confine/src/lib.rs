@@ -5,18 +5,22 @@
 //! calling thread and the threads that it starts later; threads that already run are not bound, so each calls it. Parts
 //! that the kernel lacks are reported and omitted: a server that cannot be confined still serves.
 //!
-//! The parts, in the order of application: no_new_privs, the capabilities (all sets, with the bounding set), Landlock,
+//! [`Isolation`] is for processes that need no file at all: a loop over memory and descriptors that it was given.
+//!
+//! The parts of a policy, in the order of application: no_new_privs, the capabilities (all sets, with the bounding set), Landlock,
 //! seccomp. A seccomp filter does not see the operations of an io_uring; `io::uring` has restricted those of existing
 //! rings, and new rings cannot be created unless [`Policy::makes_rings`].
 
 mod calls;
 mod capability;
 mod filter;
+mod isolate;
 mod paths;
 
 use std::path::PathBuf;
 
 pub use capability::Capabilities;
+pub use isolate::Isolation;
 pub use paths::{Access, Grant};
 
 #[derive(Clone, Debug, Default)]

@@ -158,3 +158,57 @@ fn a_bound_thread_serves_and_does_nothing_else() {
     // Other threads are not bound.
     assert!(File::open("/proc/self/exe").is_ok());
 }
+
+/// What an isolated process may not do any more, by name; run in the process itself.
+fn attempts() -> Vec<(&'static str, bool)> {
+    let denied =
+        |result: Result<(), Error>| result.is_err_and(|error| error.kind() == ErrorKind::PermissionDenied);
+    // SAFETY: plain system calls; the mapping, if there is one, is never used.
+    let (socket, code, killed) = unsafe {
+        let code = libc::PROT_READ | libc::PROT_EXEC;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        (
+            libc::socket(libc::AF_INET, libc::SOCK_STREAM, 0),
+            libc::mmap(std::ptr::null_mut(), 4096, code, flags, -1, 0) == libc::MAP_FAILED,
+            libc::kill(libc::getppid(), 0) == 0,
+        )
+    };
+    vec![
+        ("open a file", denied(File::open("/proc/self/exe").map(drop))),
+        ("make a socket", socket < 0),
+        ("map code", code),
+        ("signal its parent", !killed),
+        ("write frames", call(libc::SYS_writev) == Some(libc::EPERM)),
+        ("set a user", call(libc::SYS_setuid) == Some(libc::EPERM)),
+        ("still allocate memory", vec![7u8; 1 << 20].iter().all(|&byte| byte == 7)),
+    ]
+}
+
+/// In a process of its own: limits, namespaces and the death signal belong to processes.
+#[test]
+fn an_isolated_process_computes_and_does_nothing_else() {
+    let (mut reader, mut writer) = std::io::pipe().unwrap();
+    // SAFETY: the child allocates, which the C library allows after a fork, takes no lock of another thread, and ends
+    // without returning.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let report = Isolation { user: 65_520, has_device: false }.apply();
+        let mut text = format!("{:?}\n", report.missing);
+        for (name, is_right) in attempts() {
+            text += &format!("{name}: {is_right}\n");
+        }
+        let _ = writer.write_all(text.as_bytes());
+        // SAFETY: ends this process at once.
+        unsafe { libc::_exit(0) };
+    }
+    drop(writer);
+    let mut text = String::new();
+    std::io::Read::read_to_string(&mut reader, &mut text).unwrap();
+    // SAFETY: waits for the child made above.
+    unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) };
+    println!("missing here: {text}");
+    assert_eq!(text.lines().count(), 8, "{text}");
+    if text.starts_with("[]") {
+        assert!(!text.contains("false"), "{text}");
+    }
+}
