@@ -5,7 +5,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::command::{
     analyze, bench, check, compare, completions, config, copy, ctl, demo, doctor, import, info, key, lab, ls,
-    man, paths, serve, status, torture, watch,
+    man, net, paths, serve, status, torture, watch,
 };
 
 /// A static program says so: names resolve otherwise.
@@ -16,7 +16,7 @@ const VERSION: &str = if cfg!(target_feature = "crt-static") {
 };
 
 /// Commands listed under "Research" in the help.
-const RESEARCH: &[&str] = &["bench", "lab"];
+const RESEARCH: &[&str] = &["bench", "lab", "net"];
 
 /// Moves block data between disks: iSCSI target and initiator in user space, io_uring data mover.
 #[derive(Debug, Parser)]
@@ -60,6 +60,7 @@ pub(crate) enum Command {
     Demo(demo::Args),
     Bench(bench::Args),
     Lab(lab::Args),
+    Net(net::Args),
     Torture(torture::Args),
     Completions(completions::Args),
     Man(man::Args),
@@ -84,6 +85,7 @@ impl Command {
             Self::Demo(args) => args.json,
             Self::Bench(args) => args.json(),
             Self::Lab(args) => args.is_json(),
+            Self::Net(args) => args.json(),
             Self::Torture(args) => args.json,
             Self::Serve(_) | Self::Import(_) | Self::Completions(_) | Self::Man(_) => false,
         }
@@ -212,7 +214,7 @@ mod tests {
         for name in ["serve", "copy", "compare", "ls", "info", "key", "check", "demo", "completions", "man"] {
             assert!(help[everyday..research].contains(&format!("\n  {name} ")), "{name}\n{help}");
         }
-        for name in ["bench", "lab"] {
+        for name in ["bench", "lab", "net"] {
             assert!(help[research..options].contains(&format!("\n  {name} ")), "{name}\n{help}");
         }
     }

@@ -66,7 +66,11 @@ pub fn main() -> ExitCode {
     let context =
         Context { json, quiet: cli.quiet, arguments: words, secrets, environment, ..Context::default() };
     // A server handles signals itself.
-    let is_server = matches!(cli.command, Command::Serve(_));
+    let is_server = match &cli.command {
+        Command::Serve(_) => true,
+        Command::Net(args) => args.is_server(),
+        _ => false,
+    };
     let level = if is_server && !cli.quiet { "info" } else { "warn" };
     let form = match &cli.command {
         Command::Serve(args) => args.log,

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use serde::{Deserialize, Serialize};
 
 /// Of one message, without its descriptors.
-pub const MESSAGE_BYTES_MAX: usize = 16 << 10;
+pub const MESSAGE_BYTES_MAX: usize = 64 << 10;
 /// Descriptors of one message.
 pub const DESCRIPTORS_MAX: usize = 8;
 /// What an application must speak; counts incompatible changes.
@@ -18,14 +18,14 @@ pub const VERSION: u32 = 1;
 #[serde(rename_all = "snake_case")]
 pub enum ToInet {
     /// First message: memory of the state and of the counters (both writable), the own doorbell, the page that counts
-    /// control messages (read-only).
+    /// control messages (read-only). Answer `Ready`.
     Start { addresses: Vec<(IpAddr, u8)>, gateways: Vec<IpAddr>, clients_max: u32, secret: [u8; 16] },
     /// An interface: memory of `inet`, memory of the driver (read-only), frames (read-only), the driver's doorbell.
     Interface { interface: u8 },
     /// An application: memory of `inet`, memory of the application (read-only), its doorbell; then, unless it may read
     /// frames where the driver received them, memory to copy received bytes into.
     Client { client: u32 },
-    /// Memory of an application, which `inet` never maps.
+    /// Memory of an application, which `inet` never maps. Answer `Known`, or `Faulty` if it has too much.
     Region { client: u32, region: u32, generation: u32, bytes: u32 },
     /// The application is gone: reset its connections; answer `Drained` when no frame of it waits at a driver.
     ClientGone { client: u32 },
@@ -36,8 +36,14 @@ pub enum ToInet {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FromInet {
-    /// All has been mapped, rights have been given up.
-    Ready,
+    /// Rights have been given up, but for those parts of the confinement that are `missing`.
+    Ready {
+        missing: Vec<String>,
+    },
+    Known {
+        region: u32,
+        generation: u32,
+    },
     Drained {
         client: u32,
     },
@@ -53,7 +59,7 @@ pub enum FromInet {
 pub enum ToNic {
     /// First message: the device (TAP, packet or wire socket), memory of the driver and memory of `inet` (read-only),
     /// frames, the own doorbell, the doorbell of `inet`, the page that counts control messages (read-only), memory of the
-    /// counters.
+    /// counters. Answer `Ready`. Until `Go` the driver is a spare: it only maps.
     Start {
         device: Device,
         mac: [u8; 6],
@@ -82,8 +88,14 @@ pub enum ToNic {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FromNic {
-    Ready,
-    Mapped { region: u32, generation: u32 },
+    /// As of `inet`.
+    Ready {
+        missing: Vec<String>,
+    },
+    Mapped {
+        region: u32,
+        generation: u32,
+    },
 }
 
 /// What is behind a driver's descriptor.
@@ -118,10 +130,8 @@ pub struct Wire {
 pub enum FromClient {
     /// First message.
     Hello { version: u32 },
-    /// Memory to send from: a memfd, sealed against shrinking.
+    /// Memory to send from: a memfd, sealed against shrinking. It stays until the application leaves.
     Region { bytes: u32 },
-    /// The regions' memory is not used any more; its connections have no unacknowledged bytes there.
-    RegionGone { region: u32, generation: u32 },
     /// Instead of `Hello`: answer the state of the servers.
     Status,
 }

@@ -62,6 +62,16 @@ const fn place(parts: &[usize], index: usize) -> usize {
     offset
 }
 
+/// Where the counters of a ring lie in the two memories of a channel, for a process that does not map them: number of the
+/// memory (0 is that which the channel's type names first), offset.
+#[derive(Clone, Copy, Debug)]
+pub struct RingPlace {
+    pub name: &'static str,
+    pub slots: usize,
+    pub published: (usize, usize),
+    pub consumed: (usize, usize),
+}
+
 /// Two memfds shared by two processes, as one of them maps them.
 #[derive(Debug)]
 pub struct Channel {
@@ -102,6 +112,22 @@ pub mod client {
     pub const CLIENT_BYTES: usize = place(&CLIENT, 2).next_multiple_of(area::PAGE_BYTES);
     pub const INET_BYTES: usize = place(&INET, 2).next_multiple_of(area::PAGE_BYTES);
 
+    /// Memory 0 is the application's.
+    pub const RINGS: [RingPlace; 2] = [
+        RingPlace {
+            name: "requests",
+            slots: REQUESTS,
+            published: (0, place(&CLIENT, 0)),
+            consumed: (1, place(&INET, 0)),
+        },
+        RingPlace {
+            name: "completions",
+            slots: COMPLETIONS,
+            published: (1, place(&INET, 1)),
+            consumed: (0, place(&CLIENT, 1)),
+        },
+    ];
+
     /// The application's side: requests out, completions in.
     pub fn application(channel: &Channel) -> (Producer, Consumer) {
         (
@@ -125,6 +151,9 @@ pub mod direct {
 
     pub const NIC_BYTES: usize = producer_bytes(RETURNS).next_multiple_of(area::PAGE_BYTES);
     pub const CLIENT_BYTES: usize = area::PAGE_BYTES;
+    /// Memory 0 is the driver's.
+    pub const RING: RingPlace =
+        RingPlace { name: "direct returns", slots: RETURNS, published: (0, 0), consumed: (1, 0) };
 
     pub fn nic(channel: &Channel) -> Producer {
         let (own, peer) = (channel.own(&[producer_bytes(RETURNS)], 0), channel.peer(&[CONSUMER_BYTES], 0));
@@ -148,6 +177,28 @@ pub mod driver {
     const NIC: [usize; 3] = [CONSUMER_BYTES, CONSUMER_BYTES, producer_bytes(INPUTS)];
     pub const INET_BYTES: usize = place(&INET, 4).next_multiple_of(area::PAGE_BYTES);
     pub const NIC_BYTES: usize = place(&NIC, 3).next_multiple_of(area::PAGE_BYTES);
+
+    /// Memory 0 is that of `inet`.
+    pub const RINGS: [RingPlace; 3] = [
+        RingPlace {
+            name: "frames out",
+            slots: TRANSMITS,
+            published: (0, place(&INET, 0)),
+            consumed: (1, place(&NIC, 0)),
+        },
+        RingPlace {
+            name: "free frames",
+            slots: FILLS,
+            published: (0, place(&INET, 1)),
+            consumed: (1, place(&NIC, 1)),
+        },
+        RingPlace {
+            name: "frames in",
+            slots: INPUTS,
+            published: (1, place(&NIC, 2)),
+            consumed: (0, place(&INET, 2)),
+        },
+    ];
 
     /// The side of `inet`: frames to send, memory to receive into, frames received.
     pub fn inet(channel: &Channel) -> (Producer, Producer, Consumer) {
@@ -175,5 +226,54 @@ pub mod driver {
         assert!(offset + HEADER_BYTES <= region.len(), "headers outside of the region");
         // SAFETY: checked above.
         unsafe { region.as_ptr().add(offset) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use area::ring::{SLOT_BYTES, Slot};
+
+    use super::*;
+
+    const SLOT: Slot = [0; SLOT_BYTES / 8];
+
+    fn counter(memory: &Region, offset: usize) -> u64 {
+        // SAFETY: one word of a mapping that this thread alone uses.
+        unsafe { memory.as_ptr().add(offset).cast::<u64>().read_volatile() }
+    }
+
+    #[test]
+    fn counters_lie_where_the_places_of_rings_say() {
+        let memories =
+            [driver::INET_BYTES, driver::NIC_BYTES].map(|bytes| area::memfd::create("test", bytes).unwrap());
+        let [inet, nic] = memories.each_ref().map(AsFd::as_fd);
+        let views = [
+            Region::shared(inet, driver::INET_BYTES, false).unwrap(),
+            Region::shared(nic, driver::NIC_BYTES, false).unwrap(),
+        ];
+        let seen = || {
+            driver::RINGS.map(|ring| {
+                [ring.published, ring.consumed].map(|(memory, offset)| counter(&views[memory], offset))
+            })
+        };
+        let channel =
+            |own, own_bytes, peer, peer_bytes| Channel::map(own, own_bytes, peer, peer_bytes).unwrap();
+        let ours = channel(inet, driver::INET_BYTES, nic, driver::NIC_BYTES);
+        let theirs = channel(nic, driver::NIC_BYTES, inet, driver::INET_BYTES);
+        let (mut transmits, mut fills, mut inputs) = driver::inet(&ours);
+        let (mut sent, mut filled, mut received) = driver::nic(&theirs);
+        for (producer, consumer, count) in
+            [(&mut transmits, &mut sent, 3), (&mut fills, &mut filled, 5), (&mut received, &mut inputs, 7)]
+        {
+            for _ in 0..count {
+                producer.push(&SLOT);
+            }
+            let _ = producer.publish();
+            consumer.take().unwrap();
+            consumer.consume();
+        }
+        assert_eq!(seen(), [[3, 1], [5, 1], [7, 1]]);
     }
 }

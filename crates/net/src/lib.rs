@@ -7,6 +7,8 @@
 //!   its reader checks it.
 //! - [`nic`]: the driver.
 //! - [`server`]: `inet` without its process; [`socket`]: the library of applications.
+//! - [`process`]: both as processes.
+//! - [`supervisor`]: starts them, and starts them again.
 //! - [`wait`]: how their loops wait; [`hand`]: ways to hand memory over, for comparison.
 //! - [`control`], [`control_socket`]: messages with descriptors, off the data path.
 
@@ -15,7 +17,9 @@ pub mod control_socket;
 pub mod hand;
 pub mod layout;
 pub mod nic;
+pub mod process;
 pub mod server;
 pub mod slot;
 pub mod socket;
+pub mod supervisor;
 pub mod wait;

@@ -32,6 +32,8 @@ pub const LOOK_US: u64 = 30;
 /// Longest time without work before a loop on a shared core yields: longer than any hop of a round, so that a round in
 /// its usual order never sees it.
 pub const LOOK_SHARED_US: u64 = 5;
+/// Loops of a round: application, `inet`, driver.
+pub const LOOPS: usize = 3;
 /// Descriptors that end one sleep.
 pub const SOURCES_MAX: usize = 7;
 

@@ -83,7 +83,7 @@ impl Pages {
     fn write(&self, command: &Command, above: &str, dir: &Path) -> io::Result<()> {
         let own = Notes::of(command).examples;
         let examples = if own.is_empty() { above } else { &own };
-        for sub in command.get_subcommands() {
+        for sub in command.get_subcommands().filter(|sub| !sub.is_hide_set()) {
             self.write(sub, examples, dir)?;
         }
         std::fs::write(dir.join(format!("{}.1", name(command))), self.page(command, examples)?)

@@ -16,6 +16,7 @@ pub(crate) mod key;
 pub(crate) mod lab;
 pub(crate) mod ls;
 pub(crate) mod man;
+pub(crate) mod net;
 pub(crate) mod paths;
 pub(crate) mod serve;
 pub(crate) mod status;
@@ -45,6 +46,7 @@ pub(crate) fn run(context: &Context, command: Command) -> Result<Exit, Failure> 
         Command::Demo(args) => demo::run(context, &args),
         Command::Bench(args) => bench::run(context, &args),
         Command::Lab(args) => lab::run(context, &args),
+        Command::Net(args) => net::run(context, &args),
         Command::Torture(args) => torture::run(context, &args),
         Command::Watch(args) => watch::run(context, &args),
         Command::Completions(args) => completions::run(&args),

@@ -8,7 +8,7 @@ use area::ring::{Consumer, Corrupt, Producer};
 use inet::{Link, VNET_BYTES};
 use rustix::event::PollFlags;
 use thiserror::Error;
-use zerocopy::{FromZeros, Immutable, IntoBytes};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::device::{Arrival, Device, FRAME_BYTES_MAX, Gather, Offload, Received, Scatter, Sent};
 use super::maps::Maps;
@@ -36,7 +36,7 @@ pub enum Fault {
 }
 
 /// Since the driver attached.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, IntoBytes, FromZeros, Immutable)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub struct Counts {
     pub sent_frames: u64,

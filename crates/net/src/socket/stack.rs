@@ -16,15 +16,13 @@ use super::area::{AREA_BYTES_MAX, Arena, Lease, SendArea};
 use super::state::{Id, State};
 use crate::layout::{self, Channel};
 use crate::slot::{Completion, Request};
-use crate::wait::{Next, Turn, Waiter, is_core_shared, now};
+use crate::wait::{LOOPS, Next, Turn, Waiter, is_core_shared, now};
 
 /// The longest sleep of a thread that waits for a direct return, for which no bell rings, microseconds.
 const DIRECT_NAP_US: u64 = 200;
 /// How long the last drop of a stack waits until what was written and closed is acknowledged, microseconds: the
 /// connections of an application that is gone are reset.
 const LINGER_US: u64 = 5_000_000;
-/// Loops of a round: application, `inet`, driver.
-const LOOPS: usize = 3;
 
 /// What the library needs of the servers besides rings.
 pub trait Servers: Send {

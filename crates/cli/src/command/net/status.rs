@@ -1,0 +1,145 @@
+//! `net status`: asks the supervisor.
+
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use net::control::{FromClient, ToClient};
+use net::control_socket::{receive, send};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use serde_json::Value;
+
+use crate::error::{Exit, Failure};
+use crate::output::{self, Table};
+use crate::units;
+
+/// Time for an answer: the supervisor waits for nothing.
+const ANSWER_MAX: Duration = Duration::from_secs(5);
+
+/// Show the servers of a socket: processes, rings, copies, drops
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+DIRECT is the share of sends whose memory the driver returned to the application
+itself, without the protocol server.
+
+Examples:
+  hikyaku net status --socket /run/net.sock
+  hikyaku net status --socket /run/net.sock --json | jq .servers")]
+pub(super) struct Args {
+    /// Socket of `net up`
+    #[arg(long, value_name = "PATH")]
+    socket: PathBuf,
+
+    /// Print JSON
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
+    let path = args.socket.display().to_string();
+    let status = ask(&args.socket).map_err(|error| explain(&error, path))?;
+    if args.json {
+        output::json(&status);
+    } else {
+        show(&status);
+    }
+    Ok(Exit::Done)
+}
+
+fn ask(path: &Path) -> io::Result<Value> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    connect(&socket, &SocketAddrUnix::new(path)?)?;
+    send(&socket, &FromClient::Status, &[])?;
+    let limit = Timespec { tv_sec: ANSWER_MAX.as_secs().cast_signed(), tv_nsec: 0 };
+    if poll(&mut [PollFd::new(&socket, PollFlags::IN)], Some(&limit))? == 0 {
+        return Err(ErrorKind::TimedOut.into());
+    }
+    match receive(&socket)? {
+        Some((ToClient::Status(status), _)) => Ok(status),
+        Some(_) => Err(io::Error::new(ErrorKind::InvalidData, "the answer is no status")),
+        None => Err(io::Error::new(ErrorKind::InvalidData, "it has closed the connection without an answer")),
+    }
+}
+
+fn explain(error: &io::Error, path: String) -> Failure {
+    let attempted = "ask the TCP/IP servers at";
+    let (ending, hint) = match error.kind() {
+        ErrorKind::NotFound | ErrorKind::ConnectionRefused => {
+            (Exit::Unreachable, "start them with `hikyaku net up --socket PATH ...`, or correct the path")
+        }
+        ErrorKind::TimedOut | ErrorKind::WouldBlock => (Exit::Unreachable, "see the log of `net up`"),
+        ErrorKind::PermissionDenied => (Exit::Failed, "run it with sudo, or as the user of `net up`"),
+        _ => (Exit::Failed, "see that it is the socket of `net up`, of the same release"),
+    };
+    Failure::new(ending, attempted, path, error).hint(hint)
+}
+
+fn show(status: &Value) {
+    let addresses: Vec<&str> =
+        status["addresses"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    let state = if status["is_up"] == true { "up" } else { "starting" };
+    let head = [
+        format!("net {}", number(&status["pid"])),
+        state.to_owned(),
+        text(&status["nic"]),
+        format!("mac {}", text(&status["mac"])),
+        addresses.join(" "),
+    ];
+    output::line(&output::fields(&head, output::columns()));
+    let mut servers = Table::new(&["server", "pid", "up", "restarts"]);
+    for server in status["servers"].as_array().into_iter().flatten() {
+        let up = server["up_s"].as_f64().and_then(|s| Duration::try_from_secs_f64(s).ok());
+        let up = up.map_or("-".to_owned(), units::duration);
+        servers.row(vec![text(&server["server"]), number(&server["pid"]), up, number(&server["restarts"])]);
+    }
+    servers.print();
+    let mut rings = Table::new(&["ring", "client", "waiting", "slots", "total"]);
+    for ring in status["rings"].as_array().into_iter().flatten() {
+        let name = text(&ring["ring"]);
+        let counts = ["client", "waiting", "slots", "total"].map(|name| number(&ring[name]));
+        rings.row([name].into_iter().chain(counts).collect());
+    }
+    rings.print();
+    let mut applications = Table::new(&["client", "pid", "regions", "memory"]);
+    for application in status["applications"].as_array().into_iter().flatten() {
+        let [client, pid, regions] = ["client", "pid", "regions"].map(|name| number(&application[name]));
+        applications.row(vec![client, pid, regions, bytes(&application["region_bytes"])]);
+    }
+    applications.print();
+    if status["inet"].is_null() {
+        return;
+    }
+    let direct = status["returned_directly_share"].as_f64();
+    let direct = direct.map_or("-".to_owned(), |share| format!("{:.1} %", share * 100.0));
+    let drops: u64 = status["drops"]
+        .as_object()
+        .into_iter()
+        .flat_map(|drops| drops.values().filter_map(Value::as_u64))
+        .sum();
+    let mut totals =
+        Table::new(&["frames in", "frames out", "sent", "received", "copied", "direct", "drops"]);
+    totals.row(vec![
+        number(&status["inet"]["frames_in"]),
+        number(&status["inet"]["frames_out"]),
+        bytes(&status["inet"]["bytes_out"]),
+        bytes(&status["inet"]["bytes_in"]),
+        bytes(&status["copied_bytes"]),
+        direct,
+        drops.to_string(),
+    ]);
+    totals.print();
+}
+
+fn text(value: &Value) -> String {
+    value.as_str().unwrap_or("-").to_owned()
+}
+
+fn number(value: &Value) -> String {
+    value.as_u64().map_or("-".to_owned(), |number| number.to_string())
+}
+
+fn bytes(value: &Value) -> String {
+    value.as_u64().map_or("-".to_owned(), units::bytes)
+}

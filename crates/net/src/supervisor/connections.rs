@@ -1,0 +1,215 @@
+//! Sockets of applications, and of those who ask for the status. None of them is trusted, and none can make the
+//! supervisor wait.
+
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+use inet::Time;
+use rustix::net::{SocketFlags, accept_with, sockopt::socket_peercred};
+use serde::Serialize;
+
+use crate::control::{FromClient, ToClient, VERSION};
+use crate::control_socket;
+
+/// Connections that are no applications: those that ask, are refused, or say nothing.
+const OTHERS_MAX: usize = 16;
+/// A connection that has not said who it is by then is closed.
+const SILENCE_US_MAX: u64 = 2_000_000;
+/// After an error of accept(2), such as too many descriptors.
+const PAUSE_US: u64 = 100_000;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    New(Time),
+    /// Until the servers are up.
+    Waiting,
+    Client(u32),
+}
+
+#[derive(Debug)]
+pub(super) struct Connection {
+    /// Of no other connection before.
+    pub(super) number: u64,
+    pub(super) socket: OwnedFd,
+    /// "process 7 of user 0".
+    pub(super) peer: String,
+    pub(super) pid: i32,
+    state: State,
+    /// It did not read an answer in time: it is closed.
+    is_stuck: bool,
+}
+
+pub(super) enum Received {
+    Nothing,
+    Message(FromClient, Vec<OwnedFd>),
+    /// It is gone, or has sent what is no message of ours.
+    Ended,
+}
+
+impl Connection {
+    pub(super) fn receive(&self) -> Received {
+        match control_socket::receive(&self.socket) {
+            Ok(Some((message, descriptors))) => Received::Message(message, descriptors),
+            Ok(None) => Received::Ended,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Received::Nothing,
+            Err(error) => {
+                tracing::warn!("{} sent no message of ours: {error}", self.peer);
+                Received::Ended
+            }
+        }
+    }
+
+    pub(super) fn send(&mut self, message: &impl Serialize, descriptors: &[BorrowedFd<'_>]) {
+        self.is_stuck |= control_socket::send(&self.socket, message, descriptors).is_err();
+    }
+
+    pub(super) fn refuse(&mut self, why: &str) {
+        self.send(&ToClient::Refused { why: why.to_owned() }, &[]);
+    }
+
+    /// Whether it may say Hello with this version; if not, it is told why.
+    pub(super) fn is_new_of(&mut self, version: u32) -> bool {
+        let is_new = matches!(self.state, State::New(_));
+        if !is_new {
+            self.refuse("Hello comes once");
+        } else if version != VERSION {
+            self.refuse(&format!(
+                "the servers speak version {VERSION} of the control messages, the application version {version}"
+            ));
+        }
+        is_new && version == VERSION
+    }
+
+    pub(super) fn set_waiting(&mut self) {
+        self.state = State::Waiting;
+    }
+
+    pub(super) fn set_client(&mut self, client: u32) {
+        self.state = State::Client(client);
+    }
+
+    pub(super) fn client(&self) -> Option<u32> {
+        match self.state {
+            State::Client(client) => Some(client),
+            State::New(_) | State::Waiting => None,
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Connections {
+    all: Vec<Connection>,
+    next: u64,
+    most: usize,
+    /// No connection is accepted before.
+    paused_until: Option<Time>,
+}
+
+impl Connections {
+    pub(super) fn new(clients_max: u32) -> Self {
+        Self { all: Vec::new(), next: 0, most: clients_max as usize + OTHERS_MAX, paused_until: None }
+    }
+
+    pub(super) fn has_room(&self) -> bool {
+        self.all.len() < self.most && self.paused_until.is_none()
+    }
+
+    pub(super) fn accept(&mut self, listener: BorrowedFd<'_>, now: Time) {
+        match accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+            Ok(socket) => {
+                let peer = socket_peercred(&socket);
+                let pid = peer.as_ref().map_or(0, |peer| peer.pid.as_raw_nonzero().get());
+                let peer = match peer {
+                    Ok(peer) => format!("process {pid} of user {}", peer.uid.as_raw()),
+                    Err(_) => "a process".to_owned(),
+                };
+                self.next += 1;
+                let state = State::New(now.after(SILENCE_US_MAX));
+                self.all.push(Connection { number: self.next, socket, peer, pid, state, is_stuck: false });
+            }
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => {}
+            Err(error) => {
+                tracing::warn!("no connection can be accepted: {error}");
+                self.paused_until = Some(now.after(PAUSE_US));
+            }
+        }
+    }
+
+    pub(super) fn all(&self) -> impl Iterator<Item = &Connection> {
+        self.all.iter()
+    }
+
+    pub(super) fn get(&mut self, number: u64) -> Option<&mut Connection> {
+        self.all.iter_mut().find(|connection| connection.number == number)
+    }
+
+    pub(super) fn remove(&mut self, number: u64) {
+        self.all.retain(|connection| connection.number != number);
+    }
+
+    /// Connections that have said Hello and wait for the servers.
+    pub(super) fn waiting(&self) -> Vec<u64> {
+        let waiting = self.all.iter().filter(|connection| connection.state == State::Waiting);
+        waiting.map(|connection| connection.number).collect()
+    }
+
+    pub(super) fn clients(&self) -> Vec<u32> {
+        self.all.iter().filter_map(Connection::client).collect()
+    }
+
+    fn of_client(&mut self, client: u32) -> Option<&mut Connection> {
+        self.all.iter_mut().find(|connection| connection.client() == Some(client))
+    }
+
+    pub(super) fn tell_region(&mut self, client: u32, region: u32, generation: u32) {
+        if let Some(connection) = self.of_client(client) {
+            connection.send(&ToClient::Region { region, generation }, &[]);
+        }
+    }
+
+    pub(super) fn refuse(&mut self, client: u32, why: &str) {
+        if let Some(connection) = self.of_client(client) {
+            connection.refuse(why);
+        }
+    }
+
+    /// False if there is no such application.
+    pub(super) fn remove_client(&mut self, client: u32) -> bool {
+        let before = self.all.len();
+        self.all.retain(|connection| connection.client() != Some(client));
+        self.all.len() < before
+    }
+
+    /// Connections that do not read their answers.
+    pub(super) fn stuck(&self) -> Vec<u64> {
+        self.all.iter().filter(|connection| connection.is_stuck).map(|connection| connection.number).collect()
+    }
+
+    /// Closes the sockets of all applications, which is how they learn that their servers are gone. Returns their number.
+    pub(super) fn drop_clients(&mut self) -> usize {
+        let before = self.all.len();
+        self.all.retain(|connection| connection.client().is_none());
+        before - self.all.len()
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.all.clear();
+    }
+
+    /// Closes connections that have not said who they are.
+    pub(super) fn drop_silent(&mut self, now: Time) {
+        self.all.retain(|connection| match connection.state {
+            State::New(until) => until > now,
+            State::Waiting | State::Client(_) => true,
+        });
+        self.paused_until.take_if(|until| *until <= now);
+    }
+
+    pub(super) fn deadline(&self) -> Time {
+        let silent = self.all.iter().filter_map(|connection| match connection.state {
+            State::New(until) => Some(until),
+            State::Waiting | State::Client(_) => None,
+        });
+        silent.chain(self.paused_until).min().unwrap_or(Time::NEVER)
+    }
+}
