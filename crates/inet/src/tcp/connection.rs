@@ -328,6 +328,15 @@ impl Connection {
         }
         if text.length > 0 && tcp.seq.is_before(self.receive.nxt) {
             self.receive.note_duplicate(text);
+            if let Some((value, _)) = tcp.timestamps
+                && self.timestamps
+                && tcp.seq + tcp.sequence_length() == self.receive.nxt
+            {
+                // The last segment again, because our ACK was lost: the next ACK echoes this transmission, as with Linux. The
+                // first one's time stamp would make the peer's round trip time, and with it the next timeout, longer by all
+                // timeouts since then, without bound.
+                (self.recent, self.recent_at) = (value, now);
+            }
         }
         if self.state != State::Over {
             self.challenge(tcp.sequence_length() > 0, now);

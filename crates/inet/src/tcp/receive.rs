@@ -121,7 +121,9 @@ impl Receive {
         let is_in = |seq: SeqNumber| !seq.is_before(self.nxt) && seq.is_before(self.edge);
         match (length, self.edge == self.nxt) {
             (0, true) => seq == self.nxt,
-            (0, false) => is_in(seq),
+            // At the right edge too, as Linux: a peer that has filled the window acknowledges with this number, and if the
+            // window's first segment was lost, both sides would ignore each other's ACKs.
+            (0, false) => is_in(seq) || seq == self.edge,
             (_, true) => false,
             (_, false) => {
                 is_in(seq) || is_in(seq + (length - 1)) || {

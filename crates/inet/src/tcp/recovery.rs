@@ -716,6 +716,11 @@ impl Recovery {
     }
 
     fn send_all_again(&mut self, segments: &mut Slab<'_, Segment>, now: Time) {
+        if self.board.first(segments).is_some_and(|first| first.state == scoreboard::State::Sacked) {
+            // SND.UNA would have passed it: the receiver has dropped it. Drivers that start again more often than a timeout
+            // comes would keep it from being found.
+            self.board.unmark_sacked(segments);
+        }
         self.board.mark_lost(segments, |_| true);
         // A timeout that is due by now would reduce the window for the time without a driver.
         self.rto_from = now;

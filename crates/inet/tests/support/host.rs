@@ -150,6 +150,7 @@ impl Host {
     }
 
     pub(crate) fn take_free(&mut self, now: Time) {
+        #[expect(clippy::redundant_closure_for_method_calls, reason = "the method is of one lifetime only")]
         while let Some(frame) = self.with(now, |engine| engine.poll_free()) {
             assert!(!self.free.contains(&frame), "a frame twice");
             self.tails_free += u32::from(self.frames[frame as usize].len() > HEAD_BYTES as usize);
