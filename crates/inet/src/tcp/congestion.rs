@@ -49,8 +49,8 @@ struct Undo {
 
 /// An ACK as congestion control sees it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Delivery {
-    /// Bytes that arrived for the first time, by SEG.ACK or SACK.
+pub(super) struct Acked {
+    /// Bytes for which the window may grow.
     pub(super) bytes: u32,
     pub(super) una: SeqNumber,
     pub(super) nxt: SeqNumber,
@@ -106,24 +106,24 @@ impl Congestion {
         self.flight_max = self.flight_max.max(flight);
     }
 
-    /// Bytes arrived while no fast recovery was under way.
-    pub(super) fn on_delivered(&mut self, delivery: &Delivery, now: Time) {
+    /// SND.UNA advanced while no fast recovery was under way.
+    pub(super) fn on_acked(&mut self, acked: &Acked, now: Time) {
         let in_slow_start = self.cwnd < self.ssthresh;
         // RFC 7661 §4.3: a window that was not used is not known to be valid, and does not grow. In slow start one
         // that was half used may, as a round trip lies between use and growth.
         let may_grow = self.is_limited || (in_slow_start && self.cwnd / 2 < self.flight_max);
-        if !delivery.una.is_before(self.usage_end) {
+        if !acked.una.is_before(self.usage_end) {
             self.is_limited = false;
             self.flight_max = 0;
-            self.usage_end = delivery.nxt;
+            self.usage_end = acked.nxt;
         }
         if !may_grow {
             self.cubic.pause(now);
             return;
         }
-        let mut bytes = delivery.bytes;
+        let mut bytes = acked.bytes;
         if in_slow_start {
-            let divisor = self.hystart.on_delivered(delivery);
+            let divisor = self.hystart.on_acked(acked);
             let opening = bytes.min(SLOW_START_BYTES_MAX) / divisor;
             let room = self.ssthresh - self.cwnd;
             self.cwnd += opening.min(room);
@@ -136,7 +136,7 @@ impl Congestion {
             }
             bytes = opening - room;
         }
-        self.avoid(bytes, delivery.srtt_us, now);
+        self.avoid(bytes, acked.srtt_us, now);
     }
 
     /// Congestion avoidance: RFC 5681 §3.1 by bytes, or RFC 9438 §4.2 to §4.5.
@@ -319,7 +319,7 @@ fn cube_root(value: u64) -> u32 {
     let mut root = 0u64;
     for bit in (0..22).rev() {
         let next = root | 1 << bit;
-        if next * next * next <= value {
+        if (next * next).checked_mul(next).is_some_and(|cube| cube <= value) {
             root = next;
         }
     }
@@ -361,20 +361,11 @@ impl HyStart {
     }
 
     /// By what the growth of slow start is divided.
-    fn on_delivered(&mut self, delivery: &Delivery) -> u32 {
+    fn on_acked(&mut self, acked: &Acked) -> u32 {
         if self.is_finished {
             return 1;
         }
-        if !delivery.una.is_before(self.window_end) {
-            self.window_end = delivery.nxt;
-            self.last_round_min_us = self.current_round_min_us;
-            self.current_round_min_us = u32::MAX;
-            self.samples = 0;
-            if self.css_baseline_us != 0 {
-                self.css_rounds += 1;
-            }
-        }
-        if let Some(us) = delivery.rtt_us {
+        if let Some(us) = acked.rtt_us {
             self.current_round_min_us =
                 self.current_round_min_us.min(us.clamp(1, u64::from(u32::MAX)) as u32);
             self.samples = self.samples.saturating_add(1);
@@ -394,6 +385,15 @@ impl HyStart {
                     self.css_baseline_us = current;
                     self.css_rounds = 0;
                 }
+            }
+        }
+        if !acked.una.is_before(self.window_end) {
+            self.window_end = acked.nxt;
+            self.last_round_min_us = self.current_round_min_us;
+            self.current_round_min_us = u32::MAX;
+            self.samples = 0;
+            if self.css_baseline_us != 0 {
+                self.css_rounds += 1;
             }
         }
         if self.css_baseline_us == 0 { 1 } else { CSS_GROWTH_DIVISOR }

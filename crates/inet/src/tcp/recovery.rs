@@ -20,7 +20,7 @@ use zerocopy::FromZeros;
 
 use self::rack::{Path, Rack};
 use self::scoreboard::{Arrival, Scoreboard};
-use super::congestion::{Congestion, Delivery};
+use super::congestion::{Acked, Congestion};
 use super::rtt::Rtt;
 use crate::{Algorithm, SEGMENT_BYTES_MAX, SeqNumber, Slab, Time};
 
@@ -363,18 +363,23 @@ impl Recovery {
             let is_duplicate = acked == 0 && delivered == 0 && ack.is_pure;
             self.end_probe(duplicate, is_duplicate);
         }
+        // The ACK that ends a fast recovery sets the window, and does not open it besides.
         let was_fast = self.phase == Phase::Fast;
         self.leave_or_undo(segments, ack, acked, &by_ack, by_sack.is_original);
         let lost = self.find_losses(segments, acked, now);
-        match self.phase {
-            Phase::Fast => self.reduce(delivered, lost == 0 && acked > 0),
-            // Not by duplicate ACKs (RFC 3042 §2), nor by the ACK that has just set the window.
-            Phase::Open | Phase::Timeout if acked > 0 && delivered > 0 && !was_fast => {
-                let (una, nxt, srtt_us) = (self.board.una, self.board.nxt, self.rtt.srtt_us());
-                let delivery = Delivery { bytes: delivered, una, nxt, rtt_us, srtt_us };
-                self.congestion.on_delivered(&delivery, now);
-            }
-            Phase::Open | Phase::Timeout => {}
+        if self.phase == Phase::Fast {
+            self.reduce(delivered, lost == 0 && acked > 0);
+        } else if !was_fast && (acked > 0 || delivered > 0 && self.rack.is_reordering_seen) {
+            let bytes = match self.phase {
+                // Most that a first retransmission makes acknowledged was SACKed before: no reason for a burst.
+                Phase::Timeout => acked.min(delivered),
+                // As Linux: on a path that is known to reorder, a SACK is progress as any other ACK.
+                _ if self.rack.is_reordering_seen => delivered,
+                // RFC 5681 §3.2 step 1: duplicate ACKs do not open the window.
+                _ => acked,
+            };
+            let (una, nxt, srtt_us) = (self.board.una, self.board.nxt, self.rtt.srtt_us());
+            self.congestion.on_acked(&Acked { bytes, una, nxt, rtt_us, srtt_us }, now);
         }
         Outcome { acked, delivered }
     }
@@ -493,10 +498,11 @@ impl Recovery {
             if self.phase != Phase::Open {
                 self.board.unmark_lost(segments);
             }
-            self.rack.is_reordering_seen |= self.phase == Phase::Fast;
+            self.rack.is_reordering_seen |= self.phase != Phase::Timeout;
             self.congestion.undo();
             self.rtt.restore();
             self.undo.is_armed = false;
+            self.undo.end = self.board.nxt;
             self.leave();
         } else if is_over && self.phase != Phase::Open {
             if self.phase == Phase::Fast {
@@ -509,15 +515,18 @@ impl Recovery {
                 // Of what was sent during the recovery, some was lost in a later round trip.
                 self.enter();
             }
-        } else if self.phase == Phase::Open && self.undo.is_armed && !self.board.una.is_before(self.undo.end)
-        {
-            self.undo.is_armed = false;
+        } else if self.phase == Phase::Open {
+            if self.undo.retransmitted > 0 && !self.board.una.is_before(self.undo.end) {
+                self.undo = Undo::default();
+            }
+            // Keeps behind SND.UNA: 2 GiB later the comparison would mean the opposite.
+            self.high = self.high.max(self.board.una - 1);
         }
     }
 
     fn leave(&mut self) {
         if self.phase != Phase::Open {
-            self.rack.on_recovered();
+            self.rack.on_recovered(self.board.una);
         }
         self.phase = Phase::Open;
         self.duplicates = 0;
@@ -581,12 +590,12 @@ impl Recovery {
             share.saturating_sub(u64::from(prr.out)).min(u64::from(u32::MAX)) as u32
         } else {
             let bound = prr.delivered.saturating_sub(prr.out).max(delivered);
-            let bound = if is_safe { bound + self.mss } else { bound };
+            let bound = if is_safe { bound.saturating_add(self.mss) } else { bound };
             bound.min(ssthresh - pipe)
         };
         // The first retransmission goes out at once.
         let least = if prr.out == 0 { self.mss } else { 0 };
-        self.congestion.set_cwnd(pipe + send.max(least));
+        self.congestion.set_cwnd(pipe.saturating_add(send.max(least)));
     }
 
     /// What must be sent again now, before new data: at most `SEGMENT_BYTES_MAX` bytes within the congestion window.
@@ -641,7 +650,7 @@ impl Recovery {
             return Time::NEVER;
         }
         let delay_us = if board.outstanding() <= self.mss { ACK_DELAY_US_MAX } else { PROBE_MARGIN_US };
-        self.probe_from.after(2 * srtt_us + delay_us)
+        self.probe_from.after(2 * srtt_us + delay_us).min(self.rto_deadline())
     }
 
     /// When `on_deadline` must be called: RTO, loss probe or reordering timer; `NEVER` while nothing is outstanding.

@@ -80,7 +80,8 @@ impl Rack {
     }
 
     /// Step 4: a recovery is over.
-    pub(super) fn on_recovered(&mut self) {
+    pub(super) fn on_recovered(&mut self, una: SeqNumber) {
+        self.is_in_dsack_round &= una.is_before(self.dsack_round_end);
         self.persist = self.persist.saturating_sub(1);
         if self.persist == 0 {
             self.multiplier = 1;
@@ -137,5 +138,16 @@ impl Rack {
     pub(super) fn is_lost_by_timeout(&self, segment: &Segment, path: &Path, now: Time) -> bool {
         debug_assert_eq!(segment.state, State::InFlight);
         segment.sent_at.after(u64::from(self.rtt_us) + self.window_us(path)) <= now
+    }
+
+    #[cfg(test)]
+    pub(super) fn multiplier(&self) -> u8 {
+        self.multiplier
+    }
+
+    /// End of RACK.segment.
+    #[cfg(test)]
+    pub(super) fn newest(&self) -> SeqNumber {
+        self.end
     }
 }

@@ -3,6 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
+use super::tests::check;
 use super::*;
 use crate::{Node, SlabHead};
 
@@ -347,25 +348,6 @@ impl Simulation {
         assert_eq!(segments.room(), segments.capacity());
         state.report
     }
-}
-
-/// What holds between calls.
-fn check(sender: &Recovery, segments: &Slab<'_, Segment>) {
-    let board = &sender.board;
-    let mut at = board.una;
-    let mut counts = [0u32; 3];
-    for segment in board.iter(segments) {
-        assert_eq!(segment.seq, at);
-        assert!(segment.length > 0);
-        match segment.state {
-            scoreboard::State::Sacked => counts[0] += segment.length,
-            scoreboard::State::Lost => counts[1] += segment.length,
-            scoreboard::State::InFlight if segment.retransmissions > 0 => counts[2] += segment.length,
-            scoreboard::State::InFlight => {}
-        }
-        at = segment.end();
-    }
-    assert_eq!((at, counts), (board.nxt, [board.sacked, board.lost, board.retransmitted]));
 }
 
 /// Throughput that the response functions of RFC 9438 predict (§5.1, figures 5 and 6: that of W_est, and that of W_cubic)
