@@ -14,7 +14,7 @@ use super::device::{self, Packet};
 /// The engine of a host: one that lives, or one that is made anew from a copy of its records for each event.
 enum Machine {
     Lives(Box<Engine<'static>>),
-    Moves(Owned),
+    Moves(Box<Owned>),
 }
 
 pub(crate) struct Host {
@@ -48,7 +48,7 @@ impl Host {
         let mut owned = Owned::new(capacity);
         let machine = if moves {
             Engine::new(owned.memory(), &settings, Time::ZERO);
-            Machine::Moves(owned)
+            Machine::Moves(Box::new(owned))
         } else {
             let owned = Box::leak(Box::new(owned));
             Machine::Lives(Box::new(Engine::new(owned.memory(), &settings, Time::ZERO)))
