@@ -100,20 +100,34 @@ impl<'m> Engine<'m> {
     /// # Panics
     /// If the records are those of another layout or capacity.
     pub fn attach(memory: Memory<'m>, _now: Time) -> Self {
-        let Memory { header: [header], heads: [pieces, segments], iface: [iface], .. } = memory else {
+        let Memory {
+            capacity,
+            header: [header],
+            heads: [pieces, segments],
+            connections,
+            listeners,
+            pieces: piece_nodes,
+            segments: segment_nodes,
+            time_waits,
+            replies,
+            frames,
+            clients,
+            iface: [iface],
+            neighbours,
+        } = memory
+        else {
             panic!("a table of another length")
         };
-        assert!(header.layout == LAYOUT && header.capacity == memory.capacity, "records of another engine");
+        assert!(header.layout == LAYOUT && header.capacity == capacity, "records of another engine");
         let pools = Pools {
             header,
-            pieces: Slab::attach(pieces, memory.pieces),
-            segments: Slab::attach(segments, memory.segments),
-            frames: memory.frames,
-            clients: memory.clients,
+            pieces: Slab::attach(pieces, piece_nodes),
+            segments: Slab::attach(segments, segment_nodes),
+            frames,
+            clients,
         };
-        let iface = Iface::attach(iface, memory.neighbours);
-        let mut engine =
-            Self::over(pools, memory.connections, memory.listeners, memory.time_waits, memory.replies, iface);
+        let iface = Iface::attach(iface, neighbours);
+        let mut engine = Self::over(pools, connections, listeners, time_waits, replies, iface);
         engine.derive();
         engine
     }
