@@ -334,6 +334,7 @@ impl World<'_> {
             }
             Act::ClientGone(client) => {
                 self.engine.on_client_gone(client, now);
+                assert_eq!(self.engine.poll_event(client), None, "an event of a client that is gone");
                 self.ids.clear();
             }
         }
@@ -408,6 +409,11 @@ fn play(acts: &[Act]) {
             .send(id.expect("room for a connection"), 1, &[payload; 4], world.now)
             .expect("room for pieces");
     }
+}
+
+#[test]
+fn events_of_a_client_that_is_gone_are_gone() {
+    play(&[Act::Abort(0), Act::ClientGone(0)]);
 }
 
 proptest! {

@@ -9,6 +9,8 @@ mod capture;
 mod edge;
 mod flow;
 mod heap;
+mod inet_engine;
+mod inet_parse;
 mod initiator;
 mod login;
 mod mapfile;
@@ -41,8 +43,27 @@ macro_rules! targets {
 
 // In the order in which the tests draw random inputs.
 targets!(
-    answers, spec, wire, text, login, mapfile, nbd, outer, target, initiator, pair, record, sealed, stream,
-    unit, service, watch, capture, flow,
+    answers,
+    spec,
+    wire,
+    text,
+    login,
+    mapfile,
+    nbd,
+    outer,
+    target,
+    initiator,
+    pair,
+    record,
+    sealed,
+    stream,
+    unit,
+    service,
+    watch,
+    capture,
+    flow,
+    inet_parse,
+    inet_engine,
 );
 
 #[cfg(test)]

@@ -45,9 +45,12 @@ impl Engine<'_> {
                 false => header.at_driver.remove(self.connections, ChainKind::AtDriver, index),
             }
         }
-        if reports && !was_reported {
-            let reports = &mut self.pools.clients[client as usize].reports;
-            reports.push_back(self.connections, ChainKind::Reports, index);
+        if reports != was_reported {
+            let chain = &mut self.pools.clients[client as usize].reports;
+            match reports {
+                true => chain.push_back(self.connections, ChainKind::Reports, index),
+                false => chain.remove(self.connections, ChainKind::Reports, index),
+            }
         }
         self.timers.set(index, at);
         if is_done {
