@@ -252,13 +252,13 @@ impl Scoreboard {
         segments.insert_after(&mut self.list, Some(index), rest).is_some()
     }
 
-    /// Unites the record at the walk's place with its neighbours if both are lost or SACKed, and steps behind it.
+    /// Unites the record at the walk's place, which is lost or SACKed, with its neighbours in the same state, and steps
+    /// behind it.
     fn join(&mut self, segments: &mut Slab<'_, Segment>, walk: &mut Walk) {
         let Some(index) = walk.at else { return };
         let segment = *segments.get(index);
         if let Some(before) = walk.before
             && segments.get(before).state == segment.state
-            && segment.state != State::InFlight
         {
             let first = segments.get_mut(before);
             first.extend(segment.length, segment.first_sent_at());
