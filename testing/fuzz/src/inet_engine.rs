@@ -399,7 +399,7 @@ impl World {
                     }
                     self.seen.push(tcp);
                 }
-                Parsed::Arp | Parsed::Icmp(_) if self.answers => self.answer(engine, &bytes.to_vec()),
+                Parsed::Arp | Parsed::Icmp(_) if self.answers => self.answer(engine, bytes),
                 Parsed::Arp | Parsed::Icmp(_) => {}
                 other => panic!("sent {other:?}"),
             }
