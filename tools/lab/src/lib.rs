@@ -8,6 +8,7 @@
 
 mod capture;
 mod device_copy;
+mod packet_send;
 pub mod part;
 mod plot;
 mod secure_read;
@@ -99,6 +100,12 @@ impl Experiment {
             about: "writes over a path with a round trip, and where the sender stops (Higa et al. 2009); needs root",
             copies: false,
             run: wan_write::run,
+        },
+        Self {
+            name: "packet-send",
+            about: "TCP/IP in crash-isolated servers that hand areas over (Inoue, Taniguchi, Yamauchi 2010); needs root",
+            copies: false,
+            run: packet_send::run,
         },
     ];
 

@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) use handle::Part;
 
 use crate::device_copy::{Copier, Loader, Neighbour};
+use crate::packet_send::{Near as PacketNear, Peer as PacketPeer};
 use crate::secure_read::{IscsiInitiator, IscsiTarget, SocketInitiator, SocketTarget};
 use crate::wan_write::{Far, Near, Sink, Target, Writer};
 use crate::{Attempted, LabError};
@@ -34,6 +35,8 @@ pub(crate) enum Role {
     WanTarget(Target),
     WanFar(Far),
     WanNear(Near),
+    PacketPeer(PacketPeer),
+    PacketNear(PacketNear),
 }
 
 impl Role {
@@ -96,5 +99,7 @@ pub fn run() -> Result<(), LabError> {
         Role::WanTarget(role) => role.run(orders),
         Role::WanFar(role) => role.run(orders),
         Role::WanNear(role) => role.run(),
+        Role::PacketPeer(role) => role.run(orders),
+        Role::PacketNear(role) => role.run(orders),
     }
 }

@@ -28,7 +28,7 @@ use std::time::Duration;
 
 pub(crate) use distance::{Far, Near};
 pub(crate) use target::Target;
-pub(crate) use writer::{Sink, Writer};
+pub(crate) use writer::{Sink, Writer, enter};
 
 use crate::wan::obstacle;
 use crate::{LabError, Observer, Options, Report};

@@ -21,7 +21,7 @@ const IQN: &str = "iqn.2026-11.example.hikyaku:distance";
 const NOBODY: u32 = 65534;
 
 /// The program, beside this one or in PATH.
-pub(super) fn find() -> Option<PathBuf> {
+pub(crate) fn find() -> Option<PathBuf> {
     let beside = std::env::current_exe().ok().and_then(|program| program.parent().map(Path::to_owned));
     let path = std::env::var_os("PATH").unwrap_or_default();
     let mut places = beside.into_iter().chain(std::env::split_paths(&path));

@@ -1,0 +1,248 @@
+//! The measured end: a connection to the [`Peer`](super::peer::Peer), and what is measured over it. The same code for
+//! kernel sockets and for the servers of crate `net`.
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use net::nic::tap;
+use net::socket::Stack;
+use serde::{Deserialize, Serialize};
+
+use super::kernel::Kernel;
+use super::ours::Ours;
+use super::peer::{SUNK_BYTES, Sunk, Task};
+use super::place;
+use super::rig::Rig;
+use super::waiting::{Waiting, pin};
+use crate::part::{Orders, send};
+use crate::stats::percentile;
+use crate::sys::Cpu;
+use crate::wan_write::enter;
+use crate::{Attempted, LabError};
+
+/// A connection, as the measurements need it.
+pub(super) trait Connection {
+    /// Sends all bytes; returns when the stack has taken them.
+    fn send(&mut self, bytes: &[u8]) -> io::Result<()>;
+    /// Sends `bytes` bytes that lie ready in memory of the stack, where it has such; else as [`Connection::send`].
+    fn send_ready(&mut self, bytes: usize) -> io::Result<()>;
+    /// Returns when the bytes sent last have been given to the device.
+    fn submitted(&mut self) -> io::Result<()>;
+    fn receive_all(&mut self, bytes: &mut [u8]) -> io::Result<()>;
+    /// Receives some bytes and drops them; 0 at the end. By reference where the stack can.
+    fn receive_some(&mut self) -> io::Result<usize>;
+    /// The same, copied into a buffer of the caller.
+    fn receive_into(&mut self, buffer: &mut [u8]) -> io::Result<usize>;
+    /// No more bytes follow.
+    fn finish(&mut self) -> io::Result<()>;
+}
+
+/// Times of one kind, microseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Times {
+    pub(super) p50_us: f64,
+    pub(super) p99_us: f64,
+}
+
+impl Times {
+    fn of(ns: &mut [u64]) -> Self {
+        let mut us = |share| percentile(ns, share).unwrap_or(0) as f64 / 1e3;
+        Self { p50_us: us(0.5), p99_us: us(0.99) }
+    }
+}
+
+/// How the sender's bytes come to lie in memory of the stack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Payload {
+    /// Copied into an area by each send: as write(2) does.
+    Copied,
+    /// Written in place before.
+    InPlace,
+}
+
+/// Request and one-byte answer, `count` times after a warm-up: round-trip times, and times of the sends alone.
+pub(super) fn echo(
+    connection: &mut impl Connection,
+    waiting: Waiting,
+    bytes: usize,
+    count: usize,
+    payload: Payload,
+) -> io::Result<[Times; 2]> {
+    let warm = count / 10;
+    let task = Task::Echo { bytes: bytes as u32, count: (warm + count) as u32 };
+    connection.send(&task.encode(waiting))?;
+    let buffer = vec![7; bytes];
+    let (mut round_trips, mut sends) = (Vec::with_capacity(count), Vec::with_capacity(count));
+    for turn in 0..warm + count {
+        let begin = Instant::now();
+        match payload {
+            Payload::Copied => connection.send(&buffer)?,
+            Payload::InPlace => connection.send_ready(bytes)?,
+        }
+        connection.submitted()?;
+        let sent = begin.elapsed();
+        connection.receive_all(&mut [0])?;
+        if turn >= warm {
+            round_trips.push(begin.elapsed().as_nanos() as u64);
+            sends.push(sent.as_nanos() as u64);
+        }
+    }
+    connection.finish()?;
+    Ok([Times::of(&mut round_trips), Times::of(&mut sends)])
+}
+
+/// Bytes sent for a time, in calls of `bytes` bytes.
+pub(super) fn stream_out(
+    connection: &mut impl Connection,
+    waiting: Waiting,
+    bytes: usize,
+    duration: Duration,
+    payload: Payload,
+) -> io::Result<Streamed> {
+    connection.send(&Task::Sink.encode(waiting))?;
+    let buffer = vec![7; bytes];
+    let begin = Instant::now();
+    while begin.elapsed() < duration {
+        match payload {
+            Payload::Copied => connection.send(&buffer)?,
+            Payload::InPlace => connection.send_ready(bytes)?,
+        }
+    }
+    connection.finish()?;
+    let mut answer = [0; SUNK_BYTES];
+    connection.receive_all(&mut answer)?;
+    let sunk = Sunk::decode(answer);
+    Ok(Streamed { bytes: sunk.bytes, elapsed_us: sunk.elapsed_us, peer_cpu_us: sunk.cpu_us })
+}
+
+/// Bytes received until the peer closes, in place or copied to a buffer of `bytes` bytes.
+pub(super) fn stream_in(
+    connection: &mut impl Connection,
+    waiting: Waiting,
+    bytes: usize,
+    duration: Duration,
+    by_area: bool,
+) -> io::Result<Streamed> {
+    let task = Task::Source { bytes: bytes as u32, ms: duration.as_millis() as u32 };
+    connection.send(&task.encode(waiting))?;
+    let mut buffer = vec![0; 256 << 10];
+    let (mut begun, mut total) = (None, 0);
+    loop {
+        let count = match by_area {
+            true => connection.receive_some()?,
+            false => connection.receive_into(&mut buffer)?,
+        };
+        let first: Instant = *begun.get_or_insert_with(Instant::now);
+        if count == 0 {
+            let elapsed_us = first.elapsed().as_micros() as u64;
+            return Ok(Streamed { bytes: total, elapsed_us, peer_cpu_us: 0 });
+        }
+        total += count as u64;
+    }
+}
+
+/// A stream in one direction.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Streamed {
+    pub(super) bytes: u64,
+    pub(super) elapsed_us: u64,
+    /// Of the sink; 0 where the peer sends.
+    pub(super) peer_cpu_us: u64,
+}
+
+impl Streamed {
+    pub(super) fn gb_per_s(self) -> f64 {
+        self.bytes as f64 / 1e3 / (self.elapsed_us as f64).max(1.0)
+    }
+}
+
+/// What carries the connection.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) enum Over {
+    /// Kernel sockets in a namespace.
+    Kernel { namespace: PathBuf, peer: SocketAddr },
+    /// Our stack within this process, over the TAP interface in a namespace.
+    OneProcess { namespace: PathBuf, peer: SocketAddr },
+    /// The servers that listen at a path.
+    Servers { socket: PathBuf, peer: SocketAddr },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) enum Measure {
+    Echo { bytes: usize, count: usize, payload: Payload },
+    Out { bytes: usize, ms: u64, payload: Payload },
+    In { bytes: usize, ms: u64, by_area: bool },
+}
+
+/// The role: one measurement, whose result is the first answer.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Near {
+    pub(super) over: Over,
+    pub(super) cpu: Option<usize>,
+    pub(super) waiting: Waiting,
+    pub(super) measure: Measure,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Measured {
+    pub(super) round_trip: Times,
+    pub(super) send: Times,
+    pub(super) streamed: Streamed,
+    /// Of this process, seconds.
+    pub(super) cpu: Cpu,
+}
+
+impl Near {
+    pub(crate) fn run(self, orders: Orders) -> Result<(), LabError> {
+        let Self { over, cpu, waiting, measure } = self;
+        let measured = match over {
+            Over::Kernel { namespace, peer } => {
+                enter(&namespace)?;
+                pin(cpu);
+                let connection = Kernel::connect(peer, waiting).attempted("connect to the peer")?;
+                measure.take(connection, waiting)
+            }
+            Over::OneProcess { namespace, peer } => {
+                enter(&namespace)?;
+                pin(cpu);
+                let device = tap::open(place::TAP).attempted("open the TAP interface")?;
+                let rig = Rig::new(device, place::OURS).attempted("make the servers")?;
+                let stack = rig.one_process().attempted("make the servers")?;
+                let connection = Ours::connect(stack, peer).attempted("connect to the peer")?;
+                measure.take(connection, waiting)
+            }
+            Over::Servers { socket, peer } => {
+                pin(cpu);
+                let stack = Stack::connect(&socket).attempted("join the servers")?;
+                let connection = Ours::connect(stack, peer).attempted("connect to the peer")?;
+                measure.take(connection, waiting)
+            }
+        };
+        send(&measured.attempted("measure")?)?;
+        orders.serve(|_| Ok(()))
+    }
+}
+
+impl Measure {
+    fn take(self, mut connection: impl Connection, waiting: Waiting) -> io::Result<Measured> {
+        let mut measured = Measured::default();
+        let cpu = Cpu::now();
+        match self {
+            Self::Echo { bytes, count, payload } => {
+                [measured.round_trip, measured.send] = echo(&mut connection, waiting, bytes, count, payload)?;
+            }
+            Self::Out { bytes, ms, payload } => {
+                let duration = Duration::from_millis(ms);
+                measured.streamed = stream_out(&mut connection, waiting, bytes, duration, payload)?;
+            }
+            Self::In { bytes, ms, by_area } => {
+                let duration = Duration::from_millis(ms);
+                measured.streamed = stream_in(&mut connection, waiting, bytes, duration, by_area)?;
+            }
+        }
+        measured.cpu = Cpu::now().since(cpu);
+        Ok(measured)
+    }
+}

@@ -1,0 +1,73 @@
+//! A connection over the servers of crate `net`.
+
+use std::collections::VecDeque;
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, SocketAddr};
+
+use net::socket::{SendArea, Stack, TcpStream, Ticket};
+
+use super::near::Connection;
+
+/// Areas that take turns in a stream, so that the hot ones stay in the cache.
+const AREAS: usize = 8;
+
+pub(super) struct Ours {
+    stack: Stack,
+    stream: TcpStream,
+    flying: VecDeque<Ticket>,
+}
+
+impl Ours {
+    pub(super) fn connect(stack: Stack, to: SocketAddr) -> io::Result<Self> {
+        let stream = TcpStream::connect(&stack, to)?;
+        stream.set_nodelay(true)?;
+        Ok(Self { stack, stream, flying: VecDeque::new() })
+    }
+
+    fn area(&mut self, bytes: usize) -> io::Result<SendArea> {
+        if self.flying.len() >= AREAS
+            && let Some(ticket) = self.flying.pop_front()
+        {
+            let area = ticket.released()?;
+            if area.len() == bytes {
+                return Ok(area);
+            }
+        }
+        let mut area = self.stack.alloc(bytes)?;
+        area.fill(7);
+        Ok(area)
+    }
+}
+
+impl Connection for Ours {
+    fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.stream.write_all(bytes)
+    }
+
+    fn send_ready(&mut self, bytes: usize) -> io::Result<()> {
+        let area = self.area(bytes)?;
+        let ticket = self.stream.send(area, 0..bytes)?;
+        self.flying.push_back(ticket);
+        Ok(())
+    }
+
+    fn submitted(&mut self) -> io::Result<()> {
+        self.flying.back().map_or(Ok(()), Ticket::submitted)
+    }
+
+    fn receive_all(&mut self, bytes: &mut [u8]) -> io::Result<()> {
+        self.stream.read_exact(bytes)
+    }
+
+    fn receive_some(&mut self) -> io::Result<usize> {
+        Ok(self.stream.recv()?.map_or(0, |area| area.len()))
+    }
+
+    fn receive_into(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.stream.read(buffer)
+    }
+
+    fn finish(&mut self) -> io::Result<()> {
+        self.stream.shutdown(Shutdown::Write)
+    }
+}
