@@ -3,7 +3,7 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use net::nic::tap;
@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::kernel::Kernel;
 use super::ours::Ours;
 use super::peer::{SUNK_BYTES, Sunk, Task};
-use super::place;
+use super::place::{HERE, UP};
 use super::rig::Rig;
 use super::waiting::{Waiting, pin};
 use crate::part::{Orders, send};
@@ -164,9 +164,9 @@ pub(super) enum Over {
     /// Kernel sockets in a namespace.
     Kernel { namespace: PathBuf, peer: SocketAddr },
     /// Our stack within this process, over the TAP interface in a namespace.
-    OneProcess { namespace: PathBuf, peer: SocketAddr },
+    OneProcess { namespace: PathBuf },
     /// The servers that listen at a path.
-    Servers { socket: PathBuf, peer: SocketAddr },
+    Servers { socket: PathBuf },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -204,19 +204,18 @@ impl Near {
                 let connection = Kernel::connect(peer, waiting).attempted("connect to the peer")?;
                 measure.take(connection, waiting)
             }
-            Over::OneProcess { namespace, peer } => {
+            Over::OneProcess { namespace } => {
                 enter(&namespace)?;
                 pin(cpu);
-                let device = tap::open(place::TAP).attempted("open the TAP interface")?;
-                let rig = Rig::new(device, place::OURS).attempted("make the servers")?;
+                let device = tap::open(HERE.name).attempted("open the TAP interface")?;
+                let rig = Rig::new(device, HERE.ours).attempted("make the servers")?;
                 let stack = rig.one_process().attempted("make the servers")?;
-                let connection = Ours::connect(stack, peer).attempted("connect to the peer")?;
+                let connection = Ours::connect(stack, HERE.peer()).attempted("connect to the peer")?;
                 measure.take(connection, waiting)
             }
-            Over::Servers { socket, peer } => {
+            Over::Servers { socket } => {
                 pin(cpu);
-                let stack = Stack::connect(&socket).attempted("join the servers")?;
-                let connection = Ours::connect(stack, peer).attempted("connect to the peer")?;
+                let connection = Ours::connect(join(&socket)?, UP.peer()).attempted("connect to the peer")?;
                 measure.take(connection, waiting)
             }
         };
@@ -224,6 +223,19 @@ impl Near {
         orders.serve(|_| Ok(()))
     }
 }
+
+/// Joins the servers, which have room for one application: the last one may not be gone yet.
+pub(super) fn join(socket: &Path) -> Result<Stack, LabError> {
+    let begin = Instant::now();
+    loop {
+        match Stack::connect(socket) {
+            Err(_) if begin.elapsed() < JOIN_TIMEOUT => std::thread::sleep(Duration::from_millis(5)),
+            result => return result.attempted("join the servers"),
+        }
+    }
+}
+
+const JOIN_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl Measure {
     fn take(self, mut connection: impl Connection, waiting: Waiting) -> io::Result<Measured> {

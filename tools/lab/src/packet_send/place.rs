@@ -1,20 +1,34 @@
 //! Where a measurement happens: two namespaces joined by a veth pair, and in the far one the kernel side of a TAP
 //! interface. The peer in the far namespace answers on both; so both stacks have the same other end.
 
-use std::fs::File;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 
-use net::nic::{Opened, tap};
-
 use super::peer::{PORT, Peer};
+use crate::LabError;
 use crate::part::{Part, Role};
 use crate::wan::Namespace;
-use crate::{Attempted, LabError};
 
-pub(super) const TAP: &str = "hktap";
-/// Of the peer at the TAP, and of our stack.
-const TAP_PEER: Ipv4Addr = Ipv4Addr::new(10, 98, 0, 1);
-pub(super) const OURS: Ipv4Addr = Ipv4Addr::new(10, 98, 0, 2);
+/// A TAP interface in the far namespace, with the addresses of both its ends. Only one process can have it open.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Cable {
+    pub(super) name: &'static str,
+    peer: Ipv4Addr,
+    pub(super) ours: Ipv4Addr,
+}
+
+/// For servers as values.
+pub(super) const HERE: Cable =
+    Cable { name: "hktap1", peer: Ipv4Addr::new(10, 98, 1, 1), ours: Ipv4Addr::new(10, 98, 1, 2) };
+/// For `hikyaku net up`.
+pub(super) const UP: Cable =
+    Cable { name: "hktap3", peer: Ipv4Addr::new(10, 98, 3, 1), ours: Ipv4Addr::new(10, 98, 3, 2) };
+
+impl Cable {
+    pub(super) fn peer(self) -> SocketAddr {
+        SocketAddrV4::new(self.peer, PORT).into()
+    }
+}
+
 /// Of the peer at the veth pair, and of the kernel's near end.
 const VETH_PEER: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 1);
 const VETH_NEAR: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 2);
@@ -23,7 +37,6 @@ pub(super) struct Place {
     pub(super) near: Namespace,
     pub(super) far: Namespace,
     _peer: Part,
-    has_peer_cpu: Option<usize>,
 }
 
 impl Place {
@@ -38,33 +51,18 @@ impl Place {
             side.ip(&format!("addr add {address}/24 dev hkveth"))?;
             side.ip("link set hkveth up")?;
         }
-        // Persistent: the address outlives the descriptor of each run.
-        far.ip(&format!("tuntap add dev {TAP} mode tap vnet_hdr"))?;
-        far.ip(&format!("addr add {TAP_PEER}/24 dev {TAP}"))?;
-        far.ip(&format!("link set {TAP} up"))?;
+        for Cable { name, peer, .. } in [HERE, UP] {
+            // Persistent: the address outlives the descriptor of each run.
+            far.ip(&format!("tuntap add dev {name} mode tap vnet_hdr"))?;
+            far.ip(&format!("addr add {peer}/24 dev {name}"))?;
+            far.ip(&format!("link set {name} up"))?;
+        }
         let role = Role::PacketPeer(Peer { namespace: far.path(), cpu: peer_cpu });
         let (peer, ()) = Part::start("the peer", &role)?;
-        Ok(Self { near, far, _peer: peer, has_peer_cpu: peer_cpu })
-    }
-
-    pub(super) fn tap(&self) -> Result<Opened, LabError> {
-        self.far.within(|| tap::open(TAP))?.attempted("open the TAP interface")
-    }
-
-    pub(super) fn tap_peer() -> SocketAddr {
-        SocketAddrV4::new(TAP_PEER, PORT).into()
+        Ok(Self { near, far, _peer: peer })
     }
 
     pub(super) fn veth_peer() -> SocketAddr {
         SocketAddrV4::new(VETH_PEER, PORT).into()
     }
-
-    pub(super) fn peer_cpu(&self) -> Option<usize> {
-        self.has_peer_cpu
-    }
-}
-
-/// The running program's descriptor of a namespace keeps it; by path it is entered.
-pub(super) fn open(namespace: &Namespace) -> Result<File, LabError> {
-    File::open(namespace.path()).attempted("open a network namespace")
 }

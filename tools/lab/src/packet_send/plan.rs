@@ -1,5 +1,6 @@
 //! What is measured: rows, sizes, placements.
 
+use super::Staged;
 use super::near::{Measure, Payload};
 use super::waiting::Waiting;
 use crate::Options;
@@ -54,6 +55,16 @@ impl Row {
     pub(super) fn name(&self) -> String {
         let Self { stack, waiting, .. } = self;
         format!("{}, {}, {}, {}", self.what(), size(self.bytes() as u64), stack.name(), waiting.name())
+    }
+}
+
+impl Staged {
+    pub(super) fn name(&self) -> String {
+        let how = match self.payload {
+            Payload::InPlace => "written in place",
+            Payload::Copied => "copied into the area",
+        };
+        format!("a send taken apart, {}, {how}", size(self.bytes as u64))
     }
 }
 
@@ -117,5 +128,13 @@ impl Sizes {
         }
         rows.retain(|row| options.selects(&row.name()));
         rows
+    }
+
+    pub(super) fn stages(&self, options: &Options) -> Vec<Staged> {
+        let both = [Payload::InPlace, Payload::Copied];
+        let all = self.sizes.iter().flat_map(|&bytes| both.map(|payload| (bytes as usize, payload)));
+        all.map(|(bytes, payload)| Staged { bytes, payload, samples: Vec::new() })
+            .filter(|staged| options.selects(&staged.name()))
+            .collect()
     }
 }

@@ -10,7 +10,7 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use super::place::{OURS, Place, TAP};
+use super::place::{Place, UP};
 use crate::sys::Cpu;
 use crate::{Attempted, LabError};
 
@@ -29,7 +29,8 @@ impl ServersUp {
         let errors = folder.path().join("stderr");
         let stderr = File::create(&errors).attempted("make a file for messages")?;
         let mut command = Command::new(program);
-        command.args(["net", "up", "--nic", &format!("tap:{TAP}"), "--address", &format!("{OURS}/24")]);
+        let (nic, address) = (format!("tap:{}", UP.name), format!("{}/24", UP.ours));
+        command.args(["net", "up", "--nic", &nic, "--address", &address]);
         command.arg("--socket").arg(folder.path().join("socket"));
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(stderr);
         let mut child = place.far.within(|| command.spawn())?.attempted(doing)?;

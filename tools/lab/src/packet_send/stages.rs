@@ -3,7 +3,7 @@
 //! CLOCK_MONOTONIC, which the processes share.
 
 use std::io::{self, Read, Write};
-use std::net::{Shutdown, SocketAddr};
+use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use super::near::Payload;
 use super::peer::{SUNK_BYTES, Task};
-use super::place;
+use super::place::HERE;
 use super::rig::{Rig, memory};
 use super::waiting::{Waiting, pin};
 use crate::part::{Orders, send};
@@ -102,7 +102,6 @@ pub(super) type Cores = [Option<usize>; 3];
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Stages {
     pub(super) namespace: PathBuf,
-    pub(super) peer: SocketAddr,
     pub(super) cores: Cores,
     pub(super) bytes: usize,
     pub(super) count: usize,
@@ -123,8 +122,23 @@ pub(super) struct Parts {
     pub(super) to_application: f64,
     /// From the call of send to the direct return.
     pub(super) whole: f64,
-    /// Sends whose return came directly from the driver, of all.
-    pub(super) direct_share: f64,
+}
+
+impl Parts {
+    pub(super) const NAMES: [(&'static str, fn(&Self) -> f64); 8] = [
+        ("request, the application's part", |parts| parts.request),
+        ("hop from the application to inet", |parts| parts.to_inet),
+        ("inet", |parts| parts.inet),
+        ("hop from inet to the driver", |parts| parts.to_nic),
+        ("driver, with the device", |parts| parts.nic),
+        ("hop from the driver to the application", |parts| parts.to_application),
+        ("the three hops", Self::ipc),
+        ("whole send", |parts| parts.whole),
+    ];
+
+    pub(super) fn ipc(&self) -> f64 {
+        self.to_inet + self.to_nic + self.to_application
+    }
 }
 
 impl Stages {
@@ -134,11 +148,8 @@ impl Stages {
     }
 
     fn measure(&self) -> io::Result<Parts> {
-        let device = {
-            enter(&self.namespace).map_err(io::Error::other)?;
-            tap::open(place::TAP)?
-        };
-        let rig = Rig::new(device, place::OURS)?;
+        enter(&self.namespace).map_err(io::Error::other)?;
+        let rig = Rig::new(tap::open(HERE.name)?, HERE.ours)?;
         let registered = Registered::default();
         let stack = rig.stack(Box::new(registered.clone()))?;
         // Makes the memory, which the servers then know from their start.
@@ -167,7 +178,7 @@ impl Stages {
 
     /// For each send: begin of the call, its end, and when the direct return was seen.
     fn sends(&self, stack: Stack) -> io::Result<Vec<[u64; 3]>> {
-        let stream = TcpStream::connect(&stack, self.peer)?;
+        let stream = TcpStream::connect(&stack, HERE.peer())?;
         stream.set_nodelay(true)?;
         (&stream).write_all(&Task::Sink.encode(Waiting::Spin))?;
         let source = vec![7; self.bytes];
@@ -287,5 +298,5 @@ fn parts(sends: &[[u64; 3]], inet: &[(u64, u64)], nic: &[(u64, u64)]) -> Parts {
     }
     let [request, to_inet, inet, to_nic, nic, to_application, whole] =
         columns.map(|column| Spread::of(column).unwrap_or_default().median);
-    Parts { request, to_inet, inet, to_nic, nic, to_application, whole, direct_share: 0.0 }
+    Parts { request, to_inet, inet, to_nic, nic, to_application, whole }
 }

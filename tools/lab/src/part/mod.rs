@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) use handle::Part;
 
 use crate::device_copy::{Copier, Loader, Neighbour};
-use crate::packet_send::{Near as PacketNear, Peer as PacketPeer};
+use crate::packet_send::{Near as PacketNear, Peer as PacketPeer, Stages as PacketStages};
 use crate::secure_read::{IscsiInitiator, IscsiTarget, SocketInitiator, SocketTarget};
 use crate::wan_write::{Far, Near, Sink, Target, Writer};
 use crate::{Attempted, LabError};
@@ -37,6 +37,7 @@ pub(crate) enum Role {
     WanNear(Near),
     PacketPeer(PacketPeer),
     PacketNear(PacketNear),
+    PacketStages(PacketStages),
 }
 
 impl Role {
@@ -101,5 +102,6 @@ pub fn run() -> Result<(), LabError> {
         Role::WanNear(role) => role.run(),
         Role::PacketPeer(role) => role.run(orders),
         Role::PacketNear(role) => role.run(orders),
+        Role::PacketStages(role) => role.run(orders),
     }
 }

@@ -26,7 +26,7 @@ mod writer;
 use std::cell::RefCell;
 use std::time::Duration;
 
-pub(crate) use distance::{Far, Near};
+pub(crate) use distance::{Far, Near, find};
 pub(crate) use target::Target;
 pub(crate) use writer::{Sink, Writer, enter};
 

@@ -22,6 +22,7 @@ use crate::{LabError, Options};
 use files::Files;
 use meter::Took;
 use ours::Program;
+pub(crate) use ours::find;
 use place::Place;
 use plan::{Ours, Row, Sizes, Who, cell_name};
 
