@@ -33,7 +33,7 @@ use crate::wan_write::find;
 use crate::{Attempted, LabError, Observer, Options, Report};
 use near::{Measured, Over, Payload};
 use place::Place;
-use plan::{Row, SIZES, Sizes, Stack};
+use plan::{Row, Sizes, Stack};
 use servers::ServersUp;
 
 /// On two cores: the application and the driver share one, `inet` and the peer the other; the measured placement of

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use net::nic::tap;
 use net::socket::Stack;
+use net::wait::is_core_shared;
 use serde::{Deserialize, Serialize};
 
 use super::kernel::Kernel;
@@ -215,6 +216,8 @@ impl Near {
             }
             Over::Servers { socket } => {
                 pin(cpu);
+                let waiting =
+                    if waiting == Waiting::Spin && is_core_shared(CORES) { Waiting::Round } else { waiting };
                 let connection = Ours::connect(join(&socket)?, UP.peer()).attempted("connect to the peer")?;
                 measure.take(connection, waiting)
             }
@@ -235,6 +238,8 @@ pub(super) fn join(socket: &Path) -> Result<Stack, LabError> {
     }
 }
 
+/// Of the application, `inet`, the driver and the peer.
+const CORES: usize = 4;
 const JOIN_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl Measure {

@@ -5,6 +5,7 @@ use std::net::{Ipv4Addr, SocketAddrV4, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use net::wait::{Turn, Waiter};
 use serde::{Deserialize, Serialize};
 
 use super::waiting::{Waiting, pin};
@@ -37,7 +38,7 @@ impl Task {
             Self::Sink => (2, 0, 0),
             Self::Source { bytes, ms } => (3, bytes, ms),
         };
-        let words = [code, one, two, u32::from(waiting == Waiting::Spin)];
+        let words = [code, one, two, waiting as u32];
         let mut bytes = [0; TASK_BYTES];
         for (place, word) in bytes.chunks_exact_mut(4).zip(words) {
             place.copy_from_slice(&word.to_le_bytes());
@@ -53,7 +54,9 @@ impl Task {
             3 => Self::Source { bytes: word(1), ms: word(2) },
             _ => return None,
         };
-        Some((task, if word(3) == 1 { Waiting::Spin } else { Waiting::Block }))
+        let waiting =
+            [Waiting::Spin, Waiting::Round, Waiting::Block].into_iter().find(|&kind| kind as u32 == word(3));
+        Some((task, waiting?))
     }
 }
 
@@ -119,37 +122,38 @@ fn serve(mut stream: TcpStream) -> io::Result<()> {
     let mut head = [0; TASK_BYTES];
     stream.read_exact(&mut head)?;
     let (task, waiting) = Task::decode(head).ok_or(io::ErrorKind::InvalidData)?;
-    stream.set_nonblocking(waiting == Waiting::Spin)?;
+    stream.set_nonblocking(waiting != Waiting::Block)?;
+    let mut stream = Yielding { stream, waiter: Waiter::new(waiting == Waiting::Round)? };
     let mut buffer = vec![0; BUFFER_BYTES];
     match task {
         Task::Echo { bytes, count } => {
             for _ in 0..count {
-                receive_all(&mut stream, &mut buffer, bytes as usize)?;
-                send_all(&mut stream, b"x")?;
+                stream.receive_all(&mut buffer[..bytes as usize])?;
+                stream.send_all(b"x")?;
             }
         }
         Task::Sink => {
             let sunk = sink(&mut stream, &mut buffer)?;
-            stream.set_nonblocking(false)?;
-            stream.write_all(&sunk.encode())?;
+            stream.stream.set_nonblocking(false)?;
+            stream.stream.write_all(&sunk.encode())?;
         }
         Task::Source { bytes, ms } => {
             let end = Instant::now() + Duration::from_millis(ms.into());
             let bytes = (bytes as usize).min(BUFFER_BYTES);
             while Instant::now() < end {
-                send_all(&mut stream, &buffer[..bytes])?;
+                stream.send_all(&buffer[..bytes])?;
             }
         }
     }
     Ok(())
 }
 
-fn sink(stream: &mut TcpStream, buffer: &mut [u8]) -> io::Result<Sunk> {
+fn sink(stream: &mut Yielding, buffer: &mut [u8]) -> io::Result<Sunk> {
     let mut sunk = Sunk::default();
     let (mut begun, mut last) = (None, Instant::now());
     let cpu = Cpu::now();
     loop {
-        let count = retry(|| stream.read(buffer))?;
+        let count = stream.repeat(|stream| stream.read(buffer))?;
         let now = Instant::now();
         let first = *begun.get_or_insert(now);
         if count == 0 {
@@ -163,6 +167,46 @@ fn sink(stream: &mut TcpStream, buffer: &mut [u8]) -> io::Result<Sunk> {
         }
         sunk.bytes += count as u64;
         last = now;
+    }
+}
+
+/// A socket whose owner waits by the rule of the servers.
+struct Yielding {
+    stream: TcpStream,
+    waiter: Waiter,
+}
+
+impl Yielding {
+    fn repeat<T>(&mut self, mut call: impl FnMut(&mut TcpStream) -> io::Result<T>) -> io::Result<T> {
+        loop {
+            match call(&mut self.stream) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    // It looks on where the rule would sleep: the experiment's two ends are never idle.
+                    let _ = self.waiter.after(Turn::Nothing);
+                }
+                done => return done,
+            }
+        }
+    }
+
+    fn receive_all(&mut self, bytes: &mut [u8]) -> io::Result<()> {
+        let mut have = 0;
+        while have < bytes.len() {
+            match self.repeat(|stream| stream.read(&mut bytes[have..]))? {
+                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                count => have += count,
+            }
+        }
+        Ok(())
+    }
+
+    fn send_all(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let mut sent = 0;
+        while sent < bytes.len() {
+            sent += self.repeat(|stream| stream.write(&bytes[sent..]))?;
+        }
+        let _ = self.waiter.after(Turn::Handed);
+        Ok(())
     }
 }
 
@@ -202,7 +246,7 @@ mod tests {
     #[test]
     fn tasks_and_answers_survive_their_encoding() {
         for task in [Task::Echo { bytes: 256, count: 9 }, Task::Sink, Task::Source { bytes: 65536, ms: 10 }] {
-            for waiting in [Waiting::Spin, Waiting::Block] {
+            for waiting in [Waiting::Spin, Waiting::Round, Waiting::Block] {
                 assert_eq!(Task::decode(task.encode(waiting)), Some((task, waiting)));
             }
         }

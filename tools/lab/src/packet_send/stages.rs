@@ -180,7 +180,7 @@ impl Stages {
     fn sends(&self, stack: Stack) -> io::Result<Vec<[u64; 3]>> {
         let stream = TcpStream::connect(&stack, HERE.peer())?;
         stream.set_nodelay(true)?;
-        (&stream).write_all(&Task::Sink.encode(Waiting::Spin))?;
+        (&stream).write_all(&Task::Sink.encode(Waiting::Block))?;
         let source = vec![7; self.bytes];
         let mut area = Some(stack.alloc(self.bytes)?);
         let mut times = Vec::with_capacity(self.count);

@@ -13,8 +13,10 @@ use serde::{Deserialize, Serialize};
 /// How both ends wait for bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Waiting {
-    /// Looks again and again; yields where processes share a core.
+    /// Looks again and again.
     Spin,
+    /// The same where processes share a core: yields once after work, and otherwise every 5 us (`net::wait`).
+    Round,
     /// Sleeps in the kernel.
     Block,
 }
@@ -22,7 +24,7 @@ pub(crate) enum Waiting {
 impl Waiting {
     pub(super) fn name(self) -> &'static str {
         match self {
-            Self::Spin => "spinning",
+            Self::Spin | Self::Round => "spinning",
             Self::Block => "blocking",
         }
     }

@@ -81,7 +81,7 @@ impl Copies {
         is_stopped: &dyn Fn() -> bool,
     ) -> Result<(), LabError> {
         let has = |who: fn(&Who) -> bool| self.cells.iter().any(|cell| who(&cell.row.who));
-        let program = ours::find().filter(|_| has(|who| matches!(who, Who::Ours(_) | Who::Local)));
+        let program = find().filter(|_| has(|who| matches!(who, Who::Ours(_) | Who::Local)));
         let program = program.map(Program::new).transpose()?;
         let has_peers = has(|who| matches!(who, Who::Peers(_)));
         let files = Files::new(self.sizes.bytes, has(|who| *who == Who::Ours(Ours::Zeroes)))?;
@@ -106,7 +106,7 @@ impl Copies {
 fn missing(row: &Row) -> Option<&'static str> {
     let needs: &[&'static str] = match row.who {
         Who::Peers(_) => &["tgtd", "qemu-img"],
-        Who::Local | Who::Ours(_) if ours::find().is_none() => return Some("hikyaku"),
+        Who::Local | Who::Ours(_) if find().is_none() => return Some("hikyaku"),
         _ => &[],
     };
     needs.iter().find(|program| !is_installed(program)).copied()
