@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, SocketAddrV4, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use net::wait::{Turn, Waiter};
+use net::wait::{Next, Turn, Waiter};
 use serde::{Deserialize, Serialize};
 
 use super::waiting::{Waiting, pin};
@@ -181,8 +181,10 @@ impl Yielding {
         loop {
             match call(&mut self.stream) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    // It looks on where the rule would sleep: the experiment's two ends are never idle.
-                    let _ = self.waiter.after(Turn::Nothing);
+                    // It yields where the rule would sleep: the experiment's two ends are never idle.
+                    if self.waiter.after(Turn::Nothing) == Next::Sleep {
+                        std::thread::yield_now();
+                    }
                 }
                 done => return done,
             }
