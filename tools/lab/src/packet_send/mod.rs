@@ -26,15 +26,18 @@ pub(crate) use near::Near;
 pub(crate) use peer::Peer;
 pub(crate) use stages::Stages;
 
+use std::time::Duration;
+
 use crate::part::{Part, Role};
 use crate::sys::Cpu;
 use crate::wan::obstacle;
 use crate::wan_write::find;
 use crate::{Attempted, LabError, Observer, Options, Report};
-use near::{Measured, Over, Payload};
+use near::{Measure, Measured, Over, Payload};
 use place::Place;
 use plan::{Row, Sizes, Stack};
 use servers::ServersUp;
+use waiting::Waiting;
 
 /// On two cores: the application and the driver share one, `inet` and the peer the other; the measured placement of
 /// docs/internals/net.md. On four and more, each has its own.
@@ -75,10 +78,20 @@ struct Staged {
     samples: Vec<stages::Parts>,
 }
 
+/// Streams through `hikyaku net up`, alternately with the driver killed in the middle and without; the longest pause of
+/// the receiver in each, milliseconds.
+#[derive(Default)]
+struct Killed {
+    with_ms: Vec<f64>,
+    without_ms: Vec<f64>,
+    lost: usize,
+}
+
 struct Results {
     rows: Vec<Rows>,
     staged: Vec<Staged>,
     switch_us: Vec<f64>,
+    killed: Killed,
 }
 
 pub(crate) fn run(options: &Options, observer: &mut dyn Observer) -> Result<Report, LabError> {
@@ -90,8 +103,10 @@ pub(crate) fn run(options: &Options, observer: &mut dyn Observer) -> Result<Repo
         rows: sizes.rows(options).into_iter().map(|row| Rows { row, samples: Vec::new() }).collect(),
         staged: sizes.stages(options),
         switch_us: Vec::new(),
+        killed: Killed::default(),
     };
-    if results.rows.is_empty() && results.staged.is_empty() {
+    let kills = if options.selects(KILLS) { sizes.kills } else { 0 };
+    if results.rows.is_empty() && results.staged.is_empty() && kills == 0 {
         return Err(LabError::Usage("no row has such a name".to_owned()));
     }
     if let Some(obstacle) = obstacle() {
@@ -99,7 +114,7 @@ pub(crate) fn run(options: &Options, observer: &mut dyn Observer) -> Result<Repo
     }
     let cores = Cores::of_machine();
     let place = Place::new(cores.peer)?;
-    let has_three = results.rows.iter().any(|rows| rows.row.stack == Stack::Three);
+    let has_three = kills > 0 || results.rows.iter().any(|rows| rows.row.stack == Stack::Three);
     let up = match find().filter(|_| has_three) {
         Some(program) => Some(ServersUp::start(&program, &place, [cores.inet, cores.nic])?),
         None if has_three => {
@@ -110,7 +125,7 @@ pub(crate) fn run(options: &Options, observer: &mut dyn Observer) -> Result<Repo
         }
         None => None,
     };
-    let all = sizes.rounds * (results.rows.len() + results.staged.len());
+    let all = sizes.rounds * (results.rows.len() + results.staged.len()) + kills;
     let mut count = 0;
     let mut next = |doing: &str| {
         observer.on_progress(doing, f64::from(count) / all as f64);
@@ -135,7 +150,40 @@ pub(crate) fn run(options: &Options, observer: &mut dyn Observer) -> Result<Repo
             staged.samples.push(Part::start(&staged.name(), &role)?.1);
         }
     }
+    for _ in 0..kills {
+        next(KILLS)?;
+        let up = up.as_ref().expect("started for the kills");
+        results.killed.run(up, &cores, true);
+        results.killed.run(up, &cores, false);
+    }
     report::report(&results, options)
+}
+
+const KILLS: &str = "kills of the driver";
+const KILL_STREAM_MS: u64 = 300;
+
+impl Killed {
+    /// One stream of 64 KiB sends to the kernel; a connection that ends counts as lost.
+    fn run(&mut self, up: &ServersUp, cores: &Cores, kills: bool) {
+        let over = Over::Servers { socket: up.socket() };
+        let measure = Measure::Out { bytes: 64 << 10, ms: KILL_STREAM_MS, payload: Payload::Copied };
+        let near = Near { over, cpu: cores.application, waiting: Waiting::Spin, measure };
+        let role = Role::PacketNear(near);
+        let stream = std::thread::scope(|scope| {
+            let stream = scope.spawn(|| Part::start::<Measured>(KILLS, &role).map(|(_, measured)| measured));
+            if kills {
+                std::thread::sleep(Duration::from_millis(KILL_STREAM_MS / 2));
+                // Without a kill the stream counts with a shorter pause: the figure cannot look worse by it.
+                let _ = up.kill_driver();
+            }
+            stream.join()
+        });
+        let pauses = if kills { &mut self.with_ms } else { &mut self.without_ms };
+        match stream {
+            Ok(Ok(measured)) => pauses.push(measured.streamed.pause_us as f64 / 1e3),
+            _ => self.lost += 1,
+        }
+    }
 }
 
 fn measure(row: &Row, place: &Place, cores: &Cores, up: Option<&ServersUp>) -> Result<Sample, LabError> {

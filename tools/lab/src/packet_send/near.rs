@@ -115,7 +115,12 @@ pub(super) fn stream_out(
     let mut answer = [0; SUNK_BYTES];
     connection.receive_all(&mut answer)?;
     let sunk = Sunk::decode(answer);
-    Ok(Streamed { bytes: sunk.bytes, elapsed_us: sunk.elapsed_us, peer_cpu_us: sunk.cpu_us })
+    Ok(Streamed {
+        bytes: sunk.bytes,
+        elapsed_us: sunk.elapsed_us,
+        peer_cpu_us: sunk.cpu_us,
+        pause_us: sunk.pause_us,
+    })
 }
 
 /// Bytes received until the peer closes, in place or copied to a buffer of `bytes` bytes.
@@ -138,7 +143,7 @@ pub(super) fn stream_in(
         let first: Instant = *begun.get_or_insert_with(Instant::now);
         if count == 0 {
             let elapsed_us = first.elapsed().as_micros() as u64;
-            return Ok(Streamed { bytes: total, elapsed_us, peer_cpu_us: 0 });
+            return Ok(Streamed { bytes: total, elapsed_us, ..Streamed::default() });
         }
         total += count as u64;
     }
@@ -149,8 +154,10 @@ pub(super) fn stream_in(
 pub(super) struct Streamed {
     pub(super) bytes: u64,
     pub(super) elapsed_us: u64,
-    /// Of the sink; 0 where the peer sends.
+    /// Of the sink, as the next field; 0 where the peer sends.
     pub(super) peer_cpu_us: u64,
+    /// Longest time between two receives of the sink.
+    pub(super) pause_us: u64,
 }
 
 impl Streamed {

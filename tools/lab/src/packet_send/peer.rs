@@ -61,22 +61,21 @@ impl Task {
 }
 
 /// The answer to [`Task::Sink`]: bytes, microseconds of processor time, of the longest pause between two receives, and
-/// from the first to the last byte; a checksum of the bytes.
+/// from the first to the last byte.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Sunk {
     pub(super) bytes: u64,
     pub(super) cpu_us: u64,
     pub(super) pause_us: u64,
     pub(super) elapsed_us: u64,
-    pub(super) sum: u64,
 }
 
-pub(super) const SUNK_BYTES: usize = 40;
+pub(super) const SUNK_BYTES: usize = 32;
 
 impl Sunk {
     fn encode(self) -> [u8; SUNK_BYTES] {
         let mut bytes = [0; SUNK_BYTES];
-        let words = [self.bytes, self.cpu_us, self.pause_us, self.elapsed_us, self.sum];
+        let words = [self.bytes, self.cpu_us, self.pause_us, self.elapsed_us];
         for (place, word) in bytes.chunks_exact_mut(8).zip(words) {
             place.copy_from_slice(&word.to_le_bytes());
         }
@@ -85,7 +84,7 @@ impl Sunk {
 
     pub(super) fn decode(bytes: [u8; SUNK_BYTES]) -> Self {
         let word = |at: usize| u64::from_le_bytes(bytes[at * 8..][..8].try_into().expect("eight bytes"));
-        Self { bytes: word(0), cpu_us: word(1), pause_us: word(2), elapsed_us: word(3), sum: word(4) }
+        Self { bytes: word(0), cpu_us: word(1), pause_us: word(2), elapsed_us: word(3) }
     }
 }
 
@@ -253,7 +252,7 @@ mod tests {
             }
         }
         assert_eq!(Task::decode([0; TASK_BYTES]), None);
-        let sunk = Sunk { bytes: 1, cpu_us: 2, pause_us: 3, elapsed_us: 4, sum: 5 };
+        let sunk = Sunk { bytes: 1, cpu_us: 2, pause_us: 3, elapsed_us: 4 };
         assert_eq!(Sunk::decode(sunk.encode()), sunk);
     }
 }

@@ -64,6 +64,18 @@ pub(super) fn report(results: &Results, options: &Options) -> Result<Report, Lab
     text += &round_trips(results);
     text += &streams(results);
     text += &stages(results, switch);
+    let pauses = |ms: &[f64]| Spread::of(ms.iter().copied());
+    let killed = pauses(&results.killed.with_ms).zip(pauses(&results.killed.without_ms));
+    if let Some((with, without)) = killed {
+        text += &format!(
+            "\nThe driver was killed in {} streams: longest pause of the receiver {} ms (without kills {} ms), \
+             connections lost: {}.\n",
+            results.killed.with_ms.len(),
+            with.show(),
+            without.show(),
+            results.killed.lost,
+        );
+    }
     let mut json = heading("packet-send", options);
     json.insert("switch_us".to_owned(), json!(switch));
     let echo_ratio = |stack: Stack, bytes: usize| {
@@ -86,6 +98,9 @@ pub(super) fn report(results: &Results, options: &Options) -> Result<Report, Lab
         results.staged.iter().find(|staged| staged.bytes == 256 && staged.payload == Payload::InPlace);
     let ipc = staged.map(|staged| staged.part(Parts::ipc).median);
     json.insert("ipc_us_per_send".to_owned(), json!(ipc));
+    json.insert("gap_ms_nic".to_owned(), json!(killed.map(|(with, _)| with)));
+    json.insert("gap_ms_without_kills".to_owned(), json!(killed.map(|(_, without)| without)));
+    json.insert("connections_lost".to_owned(), json!(results.killed.lost));
     json.insert("rows".to_owned(), Value::Array(objects(results)));
     Ok(Report { text, json: Value::Object(fields(Value::Object(json))), figures: Vec::new() })
 }

@@ -43,8 +43,9 @@ impl ServersUp {
             let complaint = std::fs::read_to_string(&errors).unwrap_or_default();
             return Err(LabError::new(doing, &complaint.trim()));
         }
-        for (pid, core) in up.pids()?.into_iter().zip(cores) {
-            if let Some(core) = core {
+        let [inet, nic] = cores;
+        for (name, core) in [("inet", inet), ("nic", nic), ("nic (spare)", nic)] {
+            if let (Some(core), Ok(pid)) = (core, up.pid(name)) {
                 let mut set = CpuSet::new();
                 set.set(core);
                 sched_setaffinity(Some(pid), &set).attempted("bind a server to a core")?;
@@ -70,27 +71,28 @@ impl ServersUp {
         serde_json::from_slice(&output.stdout).attempted(doing)
     }
 
-    /// Of `inet` and of the driver at work.
-    pub(super) fn pids(&self) -> Result<[Pid; 2], LabError> {
+    /// Of `inet`, of the driver at work (`nic`) or of its spare.
+    fn pid(&self, name: &str) -> Result<Pid, LabError> {
         let status = self.status()?;
-        let pid = |name: &str| {
-            let number = status[name]["pid"].as_i64().and_then(|pid| i32::try_from(pid).ok());
-            number.and_then(Pid::from_raw).ok_or_else(|| {
-                LabError::new("read the state of the servers", &format!("no pid of {name}: {status}"))
-            })
-        };
-        Ok([pid("inet")?, pid("nic")?])
+        let servers = status["servers"].as_array().into_iter().flatten();
+        let number =
+            servers.filter(|server| server["server"] == name).find_map(|server| server["pid"].as_i64());
+        let pid = number.and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
+        pid.ok_or_else(|| {
+            LabError::new("read the state of the servers", &format!("no pid of {name}: {status}"))
+        })
     }
 
     pub(super) fn kill_driver(&self) -> Result<(), LabError> {
-        kill_process(self.pids()?[1], Signal::KILL).attempted("kill the driver")
+        kill_process(self.pid("nic")?, Signal::KILL).attempted("kill the driver")
     }
 
     /// Processor time of both servers.
     pub(super) fn cpu(&self) -> Result<Cpu, LabError> {
         let ticks = rustix::param::clock_ticks_per_second() as f64;
         let mut sum = Cpu::default();
-        for pid in self.pids()? {
+        for name in ["inet", "nic"] {
+            let pid = self.pid(name)?;
             let path = format!("/proc/{}/stat", pid.as_raw_nonzero());
             let text = std::fs::read_to_string(&path).attempted("read a server's processor time")?;
             // proc_pid_stat(5): fields 14 and 15, counted behind the name in parentheses.
