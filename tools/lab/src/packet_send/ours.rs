@@ -1,8 +1,9 @@
 //! A connection over the servers of crate `net`.
 
 use std::collections::VecDeque;
-use std::io::{self, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr};
+use std::time::{Duration, Instant};
 
 use net::socket::{SendArea, Stack, TcpStream, Ticket};
 
@@ -10,6 +11,7 @@ use super::near::Connection;
 
 /// Areas that take turns in a stream, so that the hot ones stay in the cache.
 const AREAS: usize = 8;
+const ATTACH_TIMEOUT: Duration = Duration::from_secs(2);
 
 pub(super) struct Ours {
     stack: Stack,
@@ -19,8 +21,7 @@ pub(super) struct Ours {
 
 impl Ours {
     pub(super) fn connect(stack: Stack, to: SocketAddr) -> io::Result<Self> {
-        let stream = TcpStream::connect(&stack, to)?;
-        stream.set_nodelay(true)?;
+        let stream = connect(&stack, to)?;
         Ok(Self { stack, stream, flying: VecDeque::new() })
     }
 
@@ -36,6 +37,25 @@ impl Ours {
         let mut area = self.stack.alloc(bytes)?;
         area.fill(7);
         Ok(area)
+    }
+}
+
+/// Connects to the peer, without Nagle's algorithm. There is no route until the driver has attached.
+pub(super) fn connect(stack: &Stack, to: SocketAddr) -> io::Result<TcpStream> {
+    let begin = Instant::now();
+    loop {
+        match TcpStream::connect(stack, to) {
+            Err(error)
+                if error.kind() == ErrorKind::NetworkUnreachable && begin.elapsed() < ATTACH_TIMEOUT =>
+            {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            connected => {
+                let stream = connected?;
+                stream.set_nodelay(true)?;
+                return Ok(stream);
+            }
+        }
     }
 }
 

@@ -12,13 +12,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use area::Region;
 use area::ring::{Mapped, Words};
 use net::nic::tap;
-use net::socket::{Servers, Stack, TcpStream};
+use net::socket::{Servers, Stack};
 use net::wait::{Next, Turn, Waiter};
 use rustix::event::PollFlags;
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
 use super::near::Payload;
+use super::ours::connect;
 use super::peer::{SUNK_BYTES, Task};
 use super::place::HERE;
 use super::rig::{Rig, memory};
@@ -178,8 +179,7 @@ impl Stages {
 
     /// For each send: begin of the call, its end, and when the direct return was seen.
     fn sends(&self, stack: Stack) -> io::Result<Vec<[u64; 3]>> {
-        let stream = TcpStream::connect(&stack, HERE.peer())?;
-        stream.set_nodelay(true)?;
+        let stream = connect(&stack, HERE.peer())?;
         (&stream).write_all(&Task::Sink.encode(Waiting::Block))?;
         let source = vec![7; self.bytes];
         let mut area = Some(stack.alloc(self.bytes)?);
