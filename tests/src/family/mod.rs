@@ -23,6 +23,7 @@ mod messages;
 mod mover;
 mod mutants;
 mod nbd;
+mod net;
 mod nfs;
 mod page;
 mod passthrough;
@@ -125,6 +126,11 @@ pub const FAMILIES: &[Family] = &[
         "watch",
         watch::examine,
         "watch: ours, tgt and QEMU; lines, JSON, a terminal, no rights, a namespace",
+    ),
+    family(
+        "net",
+        net::examine,
+        "the TCP/IP servers of net up: confined, killed, lied to, beside the kernel's TCP",
     ),
     family("sessions", sessions::examine, "many at once: memory, fairness, longest command"),
     family("torture", torture::examine, "acknowledged data under kills, cuts and power cuts"),

@@ -50,6 +50,7 @@ impl Supervisor<'_> {
                 "pid": child.pid(),
                 "up_s": now.since(child.started_at) as f64 / 1e6,
                 "restarts": restarts,
+                "is_ready": child.is_ready,
             })
         };
         let inet = server("inet", &world.inet, Some(self.inet_restarts));

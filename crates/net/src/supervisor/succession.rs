@@ -10,6 +10,9 @@ const EARLY_US: u64 = 100_000;
 /// Delay of the second start after deaths at once, microseconds; it doubles with each, up to the longest.
 const DELAY_US: u64 = 20_000;
 const DELAY_US_MAX: u64 = 2_000_000;
+/// From a takeover to the start of the next spare: starting a process would compete for a core with the driver that has
+/// taken over, while connections wait for it.
+const TAKEOVER_US: u64 = 20_000;
 /// Deaths at once in a row, after which no other is started.
 const DEATHS_MAX: u32 = 12;
 
@@ -77,11 +80,14 @@ impl Succession {
         }
     }
 
-    /// What to do now. A promotion comes before the start of the next spare, which would compete with it for a core.
+    /// What to do now.
     pub(super) fn select(&mut self, now: Time) -> Option<Action> {
         if self.serving.is_none() && self.spare == Spare::Ready {
             self.serving = Some(now);
             self.spare = Spare::None;
+            if self.epoch > 0 {
+                self.start_at = self.start_at.max(now.after(TAKEOVER_US));
+            }
             self.epoch += 1;
             return Some(Action::Promote(self.epoch));
         }
@@ -157,7 +163,10 @@ mod tests {
         assert_eq!((all(&mut drivers, now), drivers.is_serving()), (vec![], true));
         let later = now.after(500 * MS);
         drivers.on_driver_ended(later);
-        assert_eq!(all(&mut drivers, later), [Action::Promote(2), Action::Start]);
+        assert_eq!(all(&mut drivers, later), [Action::Promote(2)]);
+        let start = later.after(TAKEOVER_US);
+        assert_eq!(drivers.deadline(), start, "the takeover comes first");
+        assert_eq!(all(&mut drivers, start), [Action::Start]);
         assert_eq!((drivers.restarts(), drivers.deadline()), (1, Time::NEVER));
     }
 

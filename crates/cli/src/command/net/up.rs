@@ -116,7 +116,8 @@ fn explain(fault: Fault, nic: &str, socket: &str) -> Failure {
         Fault::Nic(error) => {
             let hint = match error.kind() {
                 std::io::ErrorKind::PermissionDenied => {
-                    "run it with sudo, or let root make a TAP for this user: ip tuntap add NAME mode tap vnet_hdr user USER"
+                    "it needs CAP_NET_ADMIN: run it with sudo, or let root make a TAP for this user: ip tuntap add NAME mode tap \
+                     vnet_hdr user USER"
                 }
                 std::io::ErrorKind::ResourceBusy => "end the other process, or choose another name",
                 _ => "ip link shows the interfaces",

@@ -1,0 +1,122 @@
+//! Drivers and `inet` die, or stop, while connections live.
+
+use std::io::{ErrorKind, Read as _};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+
+use super::Net;
+use super::place::{LIMIT, Transfer, of, pattern, signal, transfers_work};
+use crate::{Cases, Context, wait_until};
+
+/// Between two kills, in which the pause of the first ends and the next spare is ready.
+const BETWEEN: Duration = Duration::from_millis(250);
+
+pub(super) fn examine(context: &Context, cases: &mut Cases) {
+    let kills = context.amount(5, 50);
+    for (name, to_kernel) in [("driver-killed-sending", true), ("driver-killed-receiving", false)] {
+        let mut pauses = Vec::new();
+        cases.check(name, || {
+            pauses = driver_killed(context, name, to_kernel, kills)?;
+            let median = pauses[pauses.len() / 2];
+            let most = context.amount(200, 10) as f64;
+            demand!(median <= most, "the median of the pauses is {median} ms: {pauses:?}")
+        });
+        if let (Some(median), Some(longest)) = (pauses.get(pauses.len() / 2), pauses.last()) {
+            cases.fact(&format!("{name}_pause_ms_median"), *median);
+            cases.fact(&format!("{name}_pause_ms_max"), *longest);
+        }
+    }
+    cases.check("driver-stopped", || driver_stopped(context));
+    cases.check("inet-killed", || inet_killed(context));
+    cases.check("inet-stopped", || inet_stopped(context));
+    cases.check("interface-gone", || interface_gone(context));
+}
+
+/// Kills drivers in a transfer. Returns the longest pause after each kill, ascending, in milliseconds.
+fn driver_killed(context: &Context, of_name: &str, to_kernel: bool, kills: usize) -> Result<Vec<f64>> {
+    let net = Net::up(context, "kills", &[])?;
+    let stack = net.join()?;
+    let (pattern, transfer) = (pattern(context, of_name), Transfer::default());
+    let mut pauses = Vec::new();
+    let idle = net.connection(&stack, 4301, true)?;
+    transfer.run(net.connection(&stack, 4300, true)?, &pattern, to_kernel, || {
+        wait_until(LIMIT, || Ok(transfer.received.load(Ordering::Relaxed) > 1 << 20))?;
+        for _ in 0..kills {
+            wait_until(LIMIT, || Ok(of(&net.status(context)?, "nic (spare)")["is_ready"] == true))?;
+            let (before, pid) = (transfer.received.load(Ordering::Relaxed), net.pid_of(context, "nic")?);
+            transfer.pause_us.store(0, Ordering::Relaxed);
+            signal(pid, libc::SIGKILL)?;
+            std::thread::sleep(BETWEEN);
+            wait_until(LIMIT, || Ok(transfer.received.load(Ordering::Relaxed) > before + (1 << 20)))?;
+            pauses.push(transfer.pause_us.load(Ordering::Relaxed) as f64 / 1000.0);
+        }
+        Ok(())
+    })?;
+    let status = net.status(context)?;
+    ensure!(of(&status, "nic")["restarts"] == kills, "{status}");
+    drop(idle);
+    transfers_work(context, &net, &stack)?;
+    pauses.sort_unstable_by(f64::total_cmp);
+    Ok(pauses)
+}
+
+fn driver_stopped(context: &Context) -> Result<()> {
+    let net = Net::up(context, "stopped", &[])?;
+    let stack = net.join()?;
+    let (pattern, transfer) = (pattern(context, "net/stopped"), Transfer::default());
+    transfer.run(net.connection(&stack, 4400, true)?, &pattern, true, || {
+        wait_until(LIMIT, || Ok(transfer.received.load(Ordering::Relaxed) > 1 << 20))?;
+        signal(net.pid_of(context, "nic")?, libc::SIGSTOP)?;
+        wait_until(LIMIT, || Ok(of(&net.status(context)?, "nic")["restarts"] == 1))?;
+        let before = transfer.received.load(Ordering::Relaxed);
+        wait_until(LIMIT, || Ok(transfer.received.load(Ordering::Relaxed) > before + (1 << 20)))
+    })?;
+    demand!(net.supervisor.stderr().contains("hangs"), "nothing is said of it")
+}
+
+fn inet_killed(context: &Context) -> Result<()> {
+    let net = Net::up(context, "inet", &[])?;
+    for restarts in 1..=2 {
+        let stack = net.join()?;
+        transfers_work(context, &net, &stack)?;
+        let (_kernel, mut ours) = net.connection(&stack, 4500, true)?;
+        signal(net.pid_of(context, "inet")?, libc::SIGKILL)?;
+        let error = ours.read(&mut [0]).err().context("no error")?;
+        ensure!(error.kind() == ErrorKind::ConnectionReset, "{error}");
+        drop((ours, stack));
+        // At once: it waits until the servers are there again.
+        let stack = net.join()?;
+        transfers_work(context, &net, &stack)?;
+        let status = net.status(context)?;
+        ensure!(of(&status, "inet")["restarts"] == restarts, "{status}");
+        drop(stack);
+        wait_until(LIMIT, || Ok(net.status(context)?["applications"].as_array().is_some_and(Vec::is_empty)))?;
+    }
+    Ok(())
+}
+
+fn inet_stopped(context: &Context) -> Result<()> {
+    let net = Net::up(context, "hang", &[])?;
+    let stack = net.join()?;
+    transfers_work(context, &net, &stack)?;
+    signal(net.pid_of(context, "inet")?, libc::SIGSTOP)?;
+    // Something for it to do.
+    let socket = net::socket::TcpListener::bind(&stack, (super::place::STACK, 4600));
+    ensure!(socket.is_err_and(|error| error.kind() == ErrorKind::ConnectionReset), "it works");
+    wait_until(LIMIT, || Ok(of(&net.status(context)?, "inet")["restarts"] == 1))
+}
+
+/// Drivers without an interface end at once; the supervisor does not go on for ever.
+fn interface_gone(context: &Context) -> Result<()> {
+    let mut net = Net::up(context, "gone", &[])?;
+    net.ip(&["link", "del", "tap0"])?;
+    wait_until(LIMIT, || Ok(net.supervisor.ended()))?;
+    let log = net.supervisor.stderr();
+    demand!(
+        log.contains("the network interface is gone")
+            && log.contains("the driver ends as soon as it is started"),
+        "{log}"
+    )
+}

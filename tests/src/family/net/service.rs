@@ -1,0 +1,209 @@
+//! What applications and operators see.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use steps::build::{cargo, must, target_directory};
+
+use super::Net;
+use super::place::{LIMIT, STACK, of, transfers_work};
+use crate::files::{random_file, same_file};
+use crate::schema::Schema;
+use crate::{Cases, Context, Running, Tier, program, wait_until};
+
+const FILE_BYTES: u64 = 8 << 20;
+/// Share of sends that the driver returns to the application.
+const DIRECT_SHARE: f64 = 0.9;
+
+pub(super) fn examine(context: &Context, cases: &mut Cases) {
+    cases.check("curl-gets-a-file-while-the-driver-dies", || curl_gets_a_file(context));
+    cases.check("transfers-each-way", || transfers_each_way(context));
+    cases.check("second-application", || second_application(context));
+    cases.check("status", || status(context));
+    cases.check("status-without-servers", || status_without_servers(context));
+    cases.check("idle", || idle(context));
+    cases.check("sigterm-and-sighup", || ends(context));
+    cases.check("supervisor-dies", || supervisor_dies(context));
+    cases.check("socket-in-use", || socket_in_use(context));
+}
+
+fn curl_gets_a_file(context: &Context) -> Result<()> {
+    let profile = if context.tier == Tier::Full { "release" } else { "dev" };
+    must(&mut cargo(&["build", "--profile", profile, "--package", "hikyaku-net", "--example", "http"]))?;
+    let directory = if context.tier == Tier::Full { "release" } else { "debug" };
+    let http = target_directory()?.join(directory).join("examples/http");
+    let net = Net::up(context, "curl", &[])?;
+    let file = random_file(net.path("file"), FILE_BYTES, context.seed_for("net/curl"))?;
+    let mut command = std::process::Command::new(http);
+    command.arg("--socket").arg(net.socket()).args(["--listen", &format!("{STACK}:80")]).arg(&file);
+    let mut http = Running::start(&mut command)?;
+    http.wait_stdout("URL", LIMIT, |text| text.starts_with("http://").then_some(()))?;
+    let got = net.path("got");
+    for _ in 0..3 {
+        let before = net.pid_of(context, "nic")?;
+        let mut curl = program("curl")?;
+        // Slow enough that the driver dies in the middle.
+        curl.args(["--silent", "--fail", "--limit-rate", "16M", "--output"]).arg(&got);
+        curl.arg(format!("http://{STACK}/"));
+        std::thread::scope(|scope| {
+            let fetch = scope.spawn(|| net.run(&mut curl));
+            std::thread::sleep(Duration::from_millis(150));
+            super::place::signal(before, libc::SIGKILL)?;
+            fetch.join().map_err(|_| anyhow::anyhow!("a thread panicked"))??.success()
+        })?;
+        same_file(&file, &got)?;
+        ensure!(net.pid_of(context, "nic")? != before, "it is still there");
+    }
+    http.alive()
+}
+
+fn transfers_each_way(context: &Context) -> Result<()> {
+    let net = Net::up(context, "ways", &[])?;
+    let stack = net.join()?;
+    transfers_work(context, &net, &stack)?;
+    let status = net.status(context)?;
+    let share = status["returned_directly_share"].as_f64().context("no share")?;
+    ensure!(share >= DIRECT_SHARE, "{share} of the sends were returned directly");
+    ensure!(status["copied_bytes"] == 0, "bytes were copied for the only application: {status}");
+    ensure!(
+        status["drops"].as_object().is_some_and(|drops| drops.values().all(|drops| drops == 0)),
+        "{status}"
+    );
+    drop(stack);
+    let several = Net::up(context, "several", &["--clients", "2"])?;
+    let (one, other) = (several.join()?, several.join()?);
+    transfers_work(context, &several, &one)?;
+    drop(one);
+    transfers_work(context, &several, &other)?;
+    let status = several.status(context)?;
+    demand!(
+        status["copied_bytes"].as_u64() > Some(8 << 20),
+        "an application of several reads frames: {status}"
+    )
+}
+
+fn second_application(context: &Context) -> Result<()> {
+    let net = Net::up(context, "second", &[])?;
+    let first = net.join()?;
+    let error = net.join().err().context("a second one was let in")?;
+    ensure!(format!("{error:#}").contains("--clients"), "{error:#}");
+    transfers_work(context, &net, &first)?;
+    drop(first);
+    wait_until(LIMIT, || Ok(net.join().is_ok()))
+}
+
+fn status(context: &Context) -> Result<()> {
+    let net = Net::up(context, "status", &[])?;
+    let schema = Schema::load("net-status")?;
+    schema.check(&net.status(context)?)?;
+    let stack = net.join()?;
+    transfers_work(context, &net, &stack)?;
+    let status = net.status(context)?;
+    schema.check(&status)?;
+    for (server, restarts) in [("inet", Some(0)), ("nic", Some(0)), ("nic (spare)", None)] {
+        ensure!(of(&status, server)["restarts"].as_u64() == restarts, "{server} in {status}");
+    }
+    let rings = status["rings"].as_array().map_or(0, Vec::len);
+    ensure!(rings == 6 && status["applications"][0]["pid"] == std::process::id(), "{status}");
+    let socket = net.socket().display().to_string();
+    let shown = context.ours(&["net", "status", "--socket", &socket], LIMIT)?.success()?;
+    for words in ["nic (spare)", "frames out", "direct returns", "DIRECT"] {
+        ensure!(shown.stdout.contains(words), "no '{words}' in {shown}");
+    }
+    Ok(())
+}
+
+fn status_without_servers(context: &Context) -> Result<()> {
+    let arguments = ["net", "status", "--socket", "/no/such/socket"];
+    context.ours(&arguments, LIMIT)?.expect(5)?.says_all(&["/no/such/socket", "hikyaku net up"]).map(drop)
+}
+
+/// Voluntary switches of a process: each wake-up ends in one.
+fn sleeps(pid: u32) -> Result<u64> {
+    number(&std::fs::read_to_string(format!("/proc/{pid}/status"))?, "voluntary_ctxt_switches:")
+}
+
+fn number(text: &str, key: &str) -> Result<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(key)).with_context(|| format!("no {key}"))?;
+    Ok(line.split_whitespace().next().context("no number")?.parse()?)
+}
+
+/// Servers with an open connection on which nothing happens.
+fn idle(context: &Context) -> Result<()> {
+    const PRIVATE_KB_MAX: u64 = 8 << 10;
+    let net = Net::up(context, "idle", &[])?;
+    let stack = net.join()?;
+    transfers_work(context, &net, &stack)?;
+    let connection = net.connection(&stack, 4100, true)?;
+    let pids = ["inet", "nic", "nic (spare)"].map(|server| net.pid_of(context, server));
+    let mut is_idle = false;
+    // The kernel asks for neighbours and routers now and then, and what was closed ends after a while.
+    for _ in 0..5 {
+        std::thread::sleep(Duration::from_secs(2));
+        let look = || -> Result<Vec<u64>> {
+            pids.iter()
+                .map(|pid| sleeps(*pid.as_ref().map_err(|error| anyhow::anyhow!("{error:#}"))?))
+                .collect()
+        };
+        let before = look()?;
+        std::thread::sleep(Duration::from_secs(2));
+        if look()? == before {
+            is_idle = true;
+            break;
+        }
+    }
+    ensure!(is_idle, "servers wake up though nothing happens");
+    for pid in pids {
+        let text = std::fs::read_to_string(format!("/proc/{}/smaps_rollup", pid?))?;
+        let private = number(&text, "Private_Clean:")? + number(&text, "Private_Dirty:")?;
+        ensure!(private <= PRIVATE_KB_MAX, "{private} KiB of private memory");
+    }
+    drop(connection);
+    Ok(())
+}
+
+fn ends(context: &Context) -> Result<()> {
+    let mut net = Net::up(context, "ends", &[])?;
+    net.supervisor.signal(libc::SIGHUP)?;
+    let stack = net.join()?;
+    transfers_work(context, &net, &stack)?;
+    let (kernel, ours) = net.connection(&stack, 4200, true)?;
+    let servers = ["inet", "nic", "nic (spare)"].map(|server| net.pid_of(context, server));
+    ensure!(net.supervisor.stderr().contains("SIGHUP"), "nothing is said of SIGHUP");
+    net.supervisor.signal(libc::SIGTERM)?;
+    wait_until(LIMIT, || Ok(net.supervisor.ended()))?;
+    ensure!(!net.socket().exists(), "the socket is still there");
+    for pid in servers {
+        ensure!(!std::path::Path::new(&format!("/proc/{}", pid?)).exists(), "a server is still there");
+    }
+    let reset = |result: std::io::Result<usize>| {
+        result.is_err_and(|error| error.kind() == std::io::ErrorKind::ConnectionReset)
+    };
+    kernel.set_read_timeout(Some(LIMIT))?;
+    ensure!(reset(std::io::Read::read(&mut &kernel, &mut [0])), "the kernel's end was not reset");
+    demand!(reset(std::io::Read::read(&mut &ours, &mut [0])), "the application's end was not reset")
+}
+
+fn supervisor_dies(context: &Context) -> Result<()> {
+    let mut net = Net::up(context, "dies", &[])?;
+    let servers = ["inet", "nic", "nic (spare)"].map(|server| net.pid_of(context, server));
+    net.supervisor.kill();
+    for pid in servers {
+        let path = format!("/proc/{}/stat", pid?);
+        // One that nobody waits for yet is a zombie.
+        wait_until(LIMIT, || Ok(std::fs::read_to_string(&path).map_or(true, |stat| stat.contains(") Z "))))?;
+    }
+    Ok(())
+}
+
+fn socket_in_use(context: &Context) -> Result<()> {
+    let net = Net::up(context, "use", &[])?;
+    let socket = net.socket().display().to_string();
+    let mut command = context.command();
+    command.args(["net", "up", "--nic", "tap:tap1", "--address", "10.79.0.2/24", "--socket", &socket]);
+    net.run(&mut command)?.expect(6)?.says_all(&[&socket, "another process serves it"])?;
+    command = context.command();
+    command.args(["net", "up", "--nic", "tap:tap0", "--address", "10.79.0.2/24", "--socket", "/tmp/unused"]);
+    net.run(&mut command)?.expect(1)?.says("another process has it open")?;
+    net.status(context).map(drop)
+}
