@@ -24,19 +24,21 @@ pub(crate) fn state_bytes(clients_max: u32) -> usize {
     server::capacity(clients_max, INTERFACES).bytes().next_multiple_of(area::PAGE_BYTES)
 }
 
-/// Serves until the supervisor ends, or until something is wrong.
-pub fn run(control: OwnedFd) -> Result<Infallible, Fault> {
-    let mut supervisor = Supervisor::new(control)?;
+/// Serves until the supervisor ends, or until something is wrong. To be called first in a process.
+pub fn run() -> Result<Infallible, Fault> {
+    let mut supervisor = Supervisor::new()?;
     let (message, descriptors) = supervisor.wait()?;
     let ToInet::Start { addresses, gateways, clients_max, secret } = message else {
         return Err(Fault::Unexpected);
     };
-    let [state, counters, bell, news] = exactly(descriptors)?;
-    supervisor.news = Some(News::map(news.as_fd(), false).map_err(Fault::Memory)?);
     let capacity = server::capacity(clients_max, INTERFACES);
-    let state = Region::shared(state.as_fd(), state_bytes(clients_max), true).map_err(Fault::Memory)?;
-    let counters = Region::shared(counters.as_fd(), COUNTERS_BYTES, true).map_err(Fault::Memory)?;
-    let counters = Arc::new(counters);
+    let (state, counters, bell) = {
+        let [state, counters, bell, news] = exactly(descriptors)?;
+        supervisor.news = Some(News::map(news.as_fd(), false).map_err(Fault::Memory)?);
+        let state = Region::shared(state.as_fd(), state_bytes(clients_max), true).map_err(Fault::Memory)?;
+        let counters = Region::shared(counters.as_fd(), COUNTERS_BYTES, true).map_err(Fault::Memory)?;
+        (state, Arc::new(counters), bell)
+    };
     // Looks at files of the system: before they are out of reach.
     let is_shared = is_core_shared(LOOPS);
     let waiter = Waiter::new(is_shared).map_err(Fault::Wait)?;

@@ -40,7 +40,7 @@ pub enum Fault {
     Wait(io::Error),
     #[error(transparent)]
     Driver(#[from] crate::nic::Fault),
-    #[error("started by hand: `hikyaku net up` starts it")]
+    #[error("standard input is no socket of a supervisor that lives: `hikyaku net up` starts its servers")]
     NoSupervisor,
 }
 
@@ -53,8 +53,12 @@ struct Supervisor {
 }
 
 impl Supervisor {
-    /// Of the socket that the supervisor passes as standard input, which does not block.
-    fn new(control: OwnedFd) -> Result<Self, Fault> {
+    /// Of the socket that the supervisor passes as standard input, which does not block. All else that this process has
+    /// inherited is closed, but for the standard descriptors.
+    fn new() -> Result<Self, Fault> {
+        // SAFETY: called first in a process, which has opened nothing that it still uses.
+        unsafe { libc::close_range(3, libc::c_uint::MAX, 0) };
+        let control = io::stdin().as_fd().try_clone_to_owned().map_err(Fault::Control)?;
         let peer = socket_peercred(&control).map_err(|_| Fault::NoSupervisor)?;
         // Another parent: the supervisor has ended before this process could ask for the death signal.
         if rustix::process::getppid() != Some(peer.pid) {

@@ -22,19 +22,22 @@ use crate::wait::{LOOPS, Next, Turn, Waiter, is_core_shared, now};
 pub(crate) const COUNTERS_BYTES: usize = PAGE_BYTES + Pulse::BYTES;
 const _: () = assert!(size_of::<Counts>() <= PAGE_BYTES && size_of::<Counts>().is_multiple_of(8));
 
-/// Serves until the supervisor ends, or until something is wrong.
-pub fn run(control: OwnedFd) -> Result<Infallible, Fault> {
-    let mut supervisor = Supervisor::new(control)?;
+/// Serves until the supervisor ends, or until something is wrong. To be called first in a process.
+pub fn run() -> Result<Infallible, Fault> {
+    let mut supervisor = Supervisor::new()?;
     let (message, descriptors) = supervisor.wait()?;
     let ToNic::Start { device: kind, mac, mtu } = message else { return Err(Fault::Unexpected) };
-    let [device, own, inet, frames, bell, inet_bell, news, counters] = exactly(descriptors)?;
-    supervisor.news = Some(News::map(news.as_fd(), false).map_err(Fault::Memory)?);
-    let (own_bytes, inet_bytes) = (layout::driver::NIC_BYTES, layout::driver::INET_BYTES);
-    let channel = Channel::map(own.as_fd(), own_bytes, inet.as_fd(), inet_bytes).map_err(Fault::Memory)?;
-    let inet_bell = Doorbell::from_descriptor(inet_bell);
-    let mut maps = Maps::new(channel, frames.as_fd(), inet_bell).map_err(Fault::Memory)?;
-    let counters = Region::shared(counters.as_fd(), COUNTERS_BYTES, true).map_err(Fault::Memory)?;
-    let counters = Arc::new(counters);
+    let (device, bell, mut maps, counters) = {
+        let [device, own, inet, frames, bell, inet_bell, news, counters] = exactly(descriptors)?;
+        supervisor.news = Some(News::map(news.as_fd(), false).map_err(Fault::Memory)?);
+        let (own_bytes, inet_bytes) = (layout::driver::NIC_BYTES, layout::driver::INET_BYTES);
+        let channel =
+            Channel::map(own.as_fd(), own_bytes, inet.as_fd(), inet_bytes).map_err(Fault::Memory)?;
+        let inet_bell = Doorbell::from_descriptor(inet_bell);
+        let maps = Maps::new(channel, frames.as_fd(), inet_bell).map_err(Fault::Memory)?;
+        let counters = Region::shared(counters.as_fd(), COUNTERS_BYTES, true).map_err(Fault::Memory)?;
+        (device, bell, maps, Arc::new(counters))
+    };
     // Looks at files of the system: before they are out of reach.
     let is_shared = is_core_shared(LOOPS);
     let waiter = Waiter::new(is_shared).map_err(Fault::Wait)?;

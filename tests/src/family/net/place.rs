@@ -100,14 +100,15 @@ impl Net {
     /// Connects from the kernel to an application, and from an application to the kernel. The kernel's socket comes first.
     pub(super) fn connection(&self, stack: &Stack, port: u16, is_from_kernel: bool) -> Result<Pair> {
         if is_from_kernel {
-            let listener = net::socket::TcpListener::bind(stack, (STACK, port))?;
-            let kernel = self.within(|| Ok(TcpStream::connect((STACK, port))?))?;
-            return Ok((kernel, listener.accept()?.0));
+            let listener =
+                net::socket::TcpListener::bind(stack, (STACK, port)).context("the stack's listen")?;
+            let kernel = self.within(|| TcpStream::connect((STACK, port)).context("the kernel's connect"))?;
+            return Ok((kernel, listener.accept().context("the stack's accept")?.0));
         }
         let address: SocketAddr = format!("{KERNEL}:{port}").parse()?;
-        let listener = self.within(|| Ok(TcpListener::bind(address)?))?;
-        let ours = net::socket::TcpStream::connect(stack, address)?;
-        Ok((listener.accept()?.0, ours))
+        let listener = self.within(|| TcpListener::bind(address).context("the kernel's listen"))?;
+        let ours = net::socket::TcpStream::connect(stack, address).context("the stack's connect")?;
+        Ok((listener.accept().context("the kernel's accept")?.0, ours))
     }
 }
 

@@ -3,8 +3,7 @@
 mod status;
 mod up;
 
-use std::io;
-use std::os::fd::AsFd;
+use std::convert::Infallible;
 
 use clap::Subcommand;
 use net::process::{self, Fault};
@@ -58,17 +57,12 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     }
 }
 
-/// The supervisor passes its socket as standard input.
-fn serve<T>(name: &str, server: fn(std::os::fd::OwnedFd) -> Result<T, Fault>) -> Result<Exit, Failure> {
-    let failed = |cause: String| {
-        let failure = Failure::failed("run the server", name, cause);
-        failure.hint("`hikyaku net up` starts its servers; this command is not for people")
+/// The supervisor logs why a server ends.
+fn serve(name: &str, server: fn() -> Result<Infallible, Fault>) -> Result<Exit, Failure> {
+    let Err(fault) = server();
+    let hint = match fault {
+        Fault::NoSupervisor => "hikyaku net up --help",
+        _ => "",
     };
-    let control = io::stdin().as_fd().try_clone_to_owned().map_err(|error| failed(error.to_string()))?;
-    match server(control) {
-        Ok(_) => Ok(Exit::Done),
-        // The supervisor logs this line.
-        Err(Fault::NoSupervisor) => Err(failed(Fault::NoSupervisor.to_string())),
-        Err(fault) => Err(Failure::failed("go on as", name, fault)),
-    }
+    Err(Failure::failed("run the server", name, fault).hint(hint))
 }
