@@ -45,12 +45,7 @@ fn ratios(results: &Results, rows: &Rows) -> Option<Spread> {
         other.stack == Stack::Kernel
             && other.waiting == rows.row.waiting
             && other.bytes() == rows.row.bytes()
-            && match (other.measure, rows.row.measure) {
-                (Measure::Echo { .. }, Measure::Echo { .. })
-                | (Measure::Out { .. }, Measure::Out { .. })
-                | (Measure::In { .. }, Measure::In { .. }) => true,
-                _ => false,
-            }
+            && std::mem::discriminant(&other.measure) == std::mem::discriminant(&rows.row.measure)
     };
     let kernel = results.rows.iter().find(|other| is_same(&other.row))?;
     let pairs = rows.samples.iter().zip(&kernel.samples);

@@ -125,8 +125,11 @@ pub(super) struct Parts {
     pub(super) whole: f64,
 }
 
+/// One of the parts, or what follows from them.
+type Part = fn(&Parts) -> f64;
+
 impl Parts {
-    pub(super) const NAMES: [(&'static str, fn(&Self) -> f64); 8] = [
+    pub(super) const NAMES: [(&'static str, Part); 8] = [
         ("request, the application's part", |parts| parts.request),
         ("hop from the application to inet", |parts| parts.to_inet),
         ("inet", |parts| parts.inet),
@@ -162,7 +165,7 @@ impl Stages {
             fork(|| serve_nic(&rig, &registered, &nic, self.cores[2]))?,
         ];
         pin(self.cores[0]);
-        let result = self.sends(stack);
+        let result = self.sends(&stack);
         for notes in [&inet, &nic] {
             notes.stop();
         }
@@ -178,8 +181,8 @@ impl Stages {
     }
 
     /// For each send: begin of the call, its end, and when the direct return was seen.
-    fn sends(&self, stack: Stack) -> io::Result<Vec<[u64; 3]>> {
-        let stream = connect(&stack, HERE.peer())?;
+    fn sends(&self, stack: &Stack) -> io::Result<Vec<[u64; 3]>> {
+        let stream = connect(stack, HERE.peer())?;
         (&stream).write_all(&Task::Sink.encode(Waiting::Block))?;
         let source = vec![7; self.bytes];
         let mut area = Some(stack.alloc(self.bytes)?);
