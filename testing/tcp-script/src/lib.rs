@@ -38,7 +38,7 @@
 //! | `ports LOCAL PEER`, `isn above FLOW`, `isn differs FLOW`, `clock-rate MIN MAX` | addresses of a flow; what of its numbers must hold |
 //!
 //! A segment that no step expects ends the script. Beside what scripts say, each segment is checked for checksums, lengths
-//! and what [`flow`] lists: the right edge of the window never moves back, no data beyond the peer's window, options only
+//! and what `flow` lists: the right edge of the window never moves back, no data beyond the peer's window, options only
 //! where negotiated.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
