@@ -331,8 +331,11 @@ impl World {
     /// Memory of an application; it is told the number when the servers know it ([`Notice::Region`]).
     pub(super) fn add_region(&mut self, client: u32, memory: &OwnedFd, bytes: u32) -> Result<(), String> {
         memfd::check(memory.as_fd(), u64::from(bytes)).map_err(|unfit| unfit.to_string())?;
-        let reader = memfd::read_only(memory.as_fd())
-            .map_err(|error| format!("the memfd cannot be opened for reading: {error}"))?;
+        let reader = memfd::read_only(memory.as_fd()).map_err(|error| {
+            format!(
+                "the memfd cannot be opened for reading ({error}): run `net up` as root, or as the application's user"
+            )
+        })?;
         let has_driver = self.driver.is_some();
         let (number, generation) = self
             .clients

@@ -1,5 +1,8 @@
 //! What applications and operators see.
 
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::process::CommandExt as _;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
@@ -9,7 +12,7 @@ use super::Net;
 use super::place::{LIMIT, STACK, of, transfers_work};
 use crate::files::{random_file, same_file};
 use crate::schema::Schema;
-use crate::{Cases, Context, Running, Tier, program, wait_until};
+use crate::{Cases, Context, Running, Tier, program, run, scratch, wait_until};
 
 const FILE_BYTES: u64 = 8 << 20;
 /// Share of sends that the driver returns to the application.
@@ -25,16 +28,13 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) {
     cases.check("sigterm-and-sighup", || ends(context));
     cases.check("supervisor-dies", || supervisor_dies(context));
     cases.check("socket-in-use", || socket_in_use(context));
+    cases.check("wire-without-root", || wire_without_root(context));
 }
 
 fn curl_gets_a_file(context: &Context) -> Result<()> {
-    let profile = if context.tier == Tier::Full { "release" } else { "dev" };
-    must(&mut cargo(&["build", "--profile", profile, "--package", "hikyaku-net", "--example", "http"]))?;
-    let directory = if context.tier == Tier::Full { "release" } else { "debug" };
-    let http = target_directory()?.join(directory).join("examples/http");
     let net = Net::up(context, "curl", &[])?;
     let file = random_file(net.path("file"), FILE_BYTES, context.seed_for("net/curl"))?;
-    let mut command = std::process::Command::new(http);
+    let mut command = std::process::Command::new(example(context, "http")?);
     command.arg("--socket").arg(net.socket()).args(["--listen", &format!("{STACK}:80")]).arg(&file);
     let mut http = Running::start(&mut command)?;
     http.wait_stdout("URL", LIMIT, |text| text.starts_with("http://").then_some(()))?;
@@ -206,4 +206,45 @@ fn socket_in_use(context: &Context) -> Result<()> {
     command.args(["net", "up", "--nic", "tap:tap0", "--address", "10.79.0.2/24", "--socket", "/tmp/unused"]);
     net.run(&mut command)?.expect(1)?.says("another process has it open")?;
     net.status(context).map(drop)
+}
+
+/// Two stacks of a user without rights, joined by a wire that loses frames.
+fn wire_without_root(context: &Context) -> Result<()> {
+    let dir = scratch()?;
+    std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o777))?;
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let start = |name: &str, address: &str| {
+        let mut command = context.command();
+        let nic = format!("wire:{},delay=1ms,loss=0.5%,seed={}", path("wire"), context.seed);
+        command.args(["net", "up", "--socket", &path(name), "--nic", &nic, "--address", address]);
+        Running::start(command.uid(65_534).gid(65_534))
+    };
+    let mut stacks = [start("one", "10.80.0.1/24")?, start("two", "10.80.0.2/24")?];
+    for stack in &mut stacks {
+        stack.wait_stdout("line of an address", LIMIT, |text| text.contains(" on wire ").then_some(()))?;
+        ensure!(stack.stderr().contains("it lacks: a user of its own"), "{}", stack.stderr());
+    }
+    // Of the same user: the supervisor opens the memory of an application again.
+    let program = example(context, "echo")?;
+    let echo = |name: &str, more: &[&str]| {
+        let mut command = std::process::Command::new(&program);
+        command.args(["--socket", &path(name)]).args(more).uid(65_534).gid(65_534);
+        command
+    };
+    let mut server = Running::start(&mut echo("one", &["--listen", "10.80.0.1:7"]))?;
+    server.wait_stdout("address", LIMIT, |text| text.contains("10.80.0.1:7").then_some(()))?;
+    let client = ["--connect", "10.80.0.1:7", "--bytes", "5000", "--count", "500"];
+    run(&mut echo("two", &client), 3 * LIMIT)?.success()?;
+    // One of another user, whose memory it cannot open, is told.
+    let other = net::socket::Stack::connect(path("two"))?;
+    let error = other.alloc(4096).err().context("memory of root was opened")?;
+    demand!(error.to_string().contains("as root, or as the application's user"), "{error}")
+}
+
+/// An example of the library, built as the program under test is.
+fn example(context: &Context, name: &str) -> Result<PathBuf> {
+    let (profile, directory) =
+        if context.tier == Tier::Full { ("release", "release") } else { ("dev", "debug") };
+    must(&mut cargo(&["build", "--profile", profile, "--package", "hikyaku-net", "--example", name]))?;
+    Ok(target_directory()?.join(directory).join("examples").join(name))
 }
