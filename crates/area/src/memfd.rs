@@ -19,11 +19,13 @@ pub enum Unfit {
     #[error("the descriptor is no memfd")]
     NoMemfd,
     #[error(
-        "the memfd may have huge pages of hugetlbfs, where a hole is fatal to whoever reads it: make it without \
+        "the memfd has huge pages of hugetlbfs, where reading a hole ends the reader by SIGBUS: make it without \
          MFD_HUGETLB"
     )]
     Hugetlb,
-    #[error("the memfd can shrink, which is fatal to whoever reads it: seal it with F_SEAL_SHRINK")]
+    #[error(
+        "the memfd can shrink, and reading behind its end then ends the reader by SIGBUS: seal it with F_SEAL_SHRINK"
+    )]
     CanShrink,
     #[error("the memfd has {has} bytes, fewer than the {needs} announced")]
     TooShort { has: u64, needs: u64 },

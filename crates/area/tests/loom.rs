@@ -192,7 +192,8 @@ fn a_consumer_that_is_started_again_loses_nothing_and_sleeps_safely() {
         let mut first = ring.consumer();
         let taken = first.take().unwrap().map(|slot| slot[0]);
         assert!(matches!(taken, None | Some(1)));
-        // It may also have died asleep: then `waiting` is set, and bells are rung that nobody waits for.
+        // The former consumer may have died asleep: `waiting` is then set until its successor clears it, and producers ring
+        // the bell without need.
         let _ = first.arm();
         drop(first);
         assert_eq!(ring.consume(2), [1, 2]);

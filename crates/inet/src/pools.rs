@@ -235,7 +235,7 @@ impl Pools<'_> {
         self.free(frame);
     }
 
-    /// Frees a frame that was charged to nobody.
+    /// Frees a frame that counts toward no connection's or client's quota.
     pub(crate) fn free(&mut self, frame: FrameId) {
         self.frames[frame as usize].holder = Holder::Free;
         let mut free = self.header.free_frames;

@@ -354,7 +354,7 @@ fn the_kernel_understands_our_errors() {
                 assert_eq!(error, ErrorKind::ConnectionRefused);
             }
         }
-        // A next header that nobody has (RFC 4443 §3.4, code 1).
+        // A next header that is not implemented (RFC 4443 §3.4, code 1).
         let socket = Socket::new(Domain::IPV6, Type::RAW, Some(Protocol::from(253))).unwrap();
         socket.set_nonblocking(true).unwrap();
         socket.connect(&SocketAddr::new(OURS[1].parse().unwrap(), 0).into()).unwrap();

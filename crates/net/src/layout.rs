@@ -19,7 +19,7 @@ pub const INPUTS: usize = 256;
 pub const FILLS: usize = 64;
 
 /// Room for the start of a frame: struct virtio_net_hdr, then the frame; a frame up to 2036 bytes has no tail.
-pub const HEAD_BYTES: usize = 2048;
+pub const HEAD_BYTES: usize = inet::VNET_BYTES + inet::HEAD_BYTES as usize;
 /// Room for the rest: together a frame of 65,535 bytes and an Ethernet header.
 pub const TAIL_BYTES: usize = 64 << 10;
 pub const HEADS: usize = 1024;

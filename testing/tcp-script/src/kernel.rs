@@ -284,7 +284,7 @@ impl Stack for Kernel {
                 let (socket, ..) = self.live(flow)?;
                 set_options(socket, *options).map_err(io)?;
             }
-            // The kernel says this to nobody.
+            // No socket call returns this at the kernel.
             Call::Ended(_) => {}
         }
         Ok(())

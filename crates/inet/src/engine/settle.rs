@@ -79,7 +79,7 @@ impl Engine<'_> {
                 listener.incoming -= 1;
                 self.pools.clients[listener.client as usize].incoming -= 1;
             }
-            // Nobody has seen it, and nobody will.
+            // Its id was never returned to a client, so no event of it is due.
             self.connections[index as usize].abandon(&mut self.pools);
         }
         self.pools.header.want_room.remove(self.connections, ChainKind::WantRoom, index);

@@ -592,7 +592,7 @@ impl Connection {
         self.send.reclaim(pools, self.client, true);
     }
 
-    /// The client is gone, or nobody accepted the connection: it is to be forgotten.
+    /// The client is gone, or the listener closed before `accept`: the record is freed without an event.
     pub(crate) fn abandon(&mut self, pools: &mut Pools<'_>) {
         let is_open = self.state.is_synchronized() || self.state == State::SynReceived;
         self.is_abandoned = true;

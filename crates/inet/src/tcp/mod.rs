@@ -1,5 +1,5 @@
 //! TCP. `connection` is the state machine of RFC 9293 §3.10 after LISTEN, with its two sides in `receive` and `send`;
-//! `handshake` opens connections, `listen` keeps those that nobody has accepted, `time_wait` what is left of closed ones.
+//! `handshake` opens connections, `listen` keeps those that wait for `accept`, `time_wait` what is left of closed ones.
 //! `congestion`, `rtt` and `recovery` decide when and how much is sent.
 //!
 //! Code of one connection changes its record and the pools, and nothing else: [`crate::Engine`] then settles the lists,

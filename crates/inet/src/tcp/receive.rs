@@ -482,7 +482,7 @@ impl Receive {
         }
     }
 
-    /// Frees what was not delivered; what is in order only if nobody will ask for it.
+    /// Frees what was not delivered; what is in order only if no client will receive it.
     pub(crate) fn clear(&mut self, pools: &mut Pools<'_>, with_ready: bool) {
         let Self { late, ready, pinned, .. } = self;
         while let Some(frame) = pools.pop(late) {

@@ -13,7 +13,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 use super::device::{Arrival, Device, FRAME_BYTES_MAX, Gather, Offload, Received, Scatter, Sent};
 use super::maps::Maps;
 use super::{ETHERNET_BYTES, HEADERS_MAX, checksum};
-use crate::layout::{self, HEAD_BYTES, HEADS, TAIL_BYTES, TAILS, head_offset, tail_offset};
+use crate::layout::{self, HEADS, TAIL_BYTES, TAILS, head_offset, tail_offset};
 use crate::slot::{self, Fill, Input, NO_CLIENT, NO_TAIL, REGION_FRAMES, Returned, Transmit, input};
 
 /// Frames sent in one turn, and frames received: 64 KiB each, together below 0.1 ms.
@@ -24,7 +24,7 @@ const FILLS_BATCH: usize = layout::FILLS;
 /// neither of them rings a bell.
 const RETRY: Duration = Duration::from_millis(1);
 /// Room for a frame in a head.
-const HEAD_ROOM: usize = HEAD_BYTES - VNET_BYTES;
+const HEAD_ROOM: usize = inet::HEAD_BYTES as usize;
 
 /// Why a driver cannot go on.
 #[derive(Debug, Error)]

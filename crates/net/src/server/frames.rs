@@ -1,11 +1,10 @@
 //! Who holds which head and tail of an interface's frames. A driver names them by number, and may lie.
 
-use crate::layout::{FILLS, HEAD_BYTES, HEADS, TAIL_BYTES, TAILS};
+use crate::layout::{FILLS, HEADS, TAIL_BYTES, TAILS};
 use crate::slot::{FILL_NUMBERS, Fill, Input, NO_TAIL};
-use inet::VNET_BYTES;
 
 /// Bytes of a frame, from its Ethernet header on, that lie in its head.
-pub(super) const IN_HEAD: u32 = (HEAD_BYTES - VNET_BYTES) as u32;
+pub(super) const IN_HEAD: u32 = inet::HEAD_BYTES;
 /// Shortest frame that is taken: an Ethernet header.
 const FRAME_BYTES_MIN: u32 = 14;
 /// Free heads below this number are not posted while the driver has enough: a `Fill` carries several.

@@ -60,7 +60,7 @@ pub struct Stack(pub(super) Arc<Shared>);
 
 pub(super) struct Shared {
     state: Mutex<State>,
-    /// Something was taken out of the rings, or nobody leads.
+    /// Something was taken out of the rings, or no thread leads.
     changed: Condvar,
     servers: Mutex<Box<dyn Servers>>,
     /// Of the thread that leads.
@@ -262,7 +262,7 @@ impl Shared {
         let mut state = self.lock();
         state.flush_returns();
         self.publish(&mut state);
-        // Servers in this process ring no bell while nobody gives them a turn.
+        // Servers in this process ring no bell: they run only in `Servers::turn`.
         if has_process && state.looks == looks && state.arm() {
             state.is_asleep = true;
             drop(state);

@@ -123,7 +123,7 @@ enum Step {
 
 pub(super) struct Listener {
     generation: u32,
-    /// Connections for whom nobody has called `accept`, or why there will be none: at most one, because one ACCEPT waits.
+    /// Connections that wait for a call of `accept`, or why there will be none: at most one, because one ACCEPT waits.
     pub(super) accepted: Option<Result<(Id, SocketAddr), i32>>,
     accept: u64,
     close: Step,

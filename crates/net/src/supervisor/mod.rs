@@ -115,7 +115,7 @@ impl<'a> Door<'a> {
         let listener = new()?;
         bind(&listener, &address).map_err(fault)?;
         let door = Self { config, listener };
-        // Before it listens: nobody else can connect meanwhile.
+        // Before it listens: no connection can be made while the mode is wider.
         let owner = std::fs::Permissions::from_mode(0o600);
         std::fs::set_permissions(&config.socket, owner).map_err(Fault::Socket)?;
         listen(&door.listener, 16).map_err(fault)?;

@@ -190,7 +190,7 @@ fn supervisor_dies(context: &Context) -> Result<()> {
     net.supervisor.kill();
     for pid in servers {
         let path = format!("/proc/{}/stat", pid?);
-        // One that nobody waits for yet is a zombie.
+        // A process that ended and was not reaped is a zombie.
         wait_until(LIMIT, || Ok(std::fs::read_to_string(&path).map_or(true, |stat| stat.contains(") Z "))))?;
     }
     Ok(())

@@ -63,7 +63,7 @@ fn echo_requests_that_get_no_answer() {
         ("to another", icmp(US, "10.0.0.2", "10.0.0.3", 64, &request), NotForUs),
         ("from us", icmp(US, "10.0.0.1", "10.0.0.1", 64, &request), Martian),
         ("from the broadcast address", icmp(US, "10.0.0.255", "10.0.0.1", 64, &request), Martian),
-        ("from nobody", icmp(US, "::", "fd00::1", 64, &[128, 0, 0, 0, 0, 0, 0, 1]), Martian),
+        ("source_unspecified", icmp(US, "::", "fd00::1", 64, &[128, 0, 0, 0, 0, 0, 0, 1]), Martian),
         (
             "to our solicited-node group",
             icmp(ALL, "fd00::2", "ff02::1:ff00:1", 64, &[128, 0, 0, 0, 0, 0, 0, 1]),
@@ -181,7 +181,7 @@ fn errors_are_sent_about_what_is_refused() {
         ("to all nodes", ip(ALL, "fd00::2", "ff02::1", 17, &[0; 8]), NotForUs),
         ("in a broadcast frame", ip(ALL, "10.0.0.2", "10.0.0.1", 17, &[0; 8]), NotForUs),
         ("to another", ip(US, "10.0.0.2", "10.0.0.3", 17, &[0; 8]), NotForUs),
-        ("from nobody", ip(US, "::", "fd00::1", 17, &[0; 8]), Martian),
+        ("source_unspecified", ip(US, "::", "fd00::1", 17, &[0; 8]), Martian),
         ("from us", ip(US, "fd00::1", "fd00::1", 17, &[0; 8]), Martian),
     ];
     for (name, frame, reason) in silent {

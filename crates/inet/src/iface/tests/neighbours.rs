@@ -32,7 +32,7 @@ fn arp_messages() {
         ("unicast request", arp(US, REQUEST, (PEER, "10.0.0.2"), "10.0.0.1"), None, Some(answer), known),
         ("request for another", arp(ALL, REQUEST, (PEER, "10.0.0.2"), "10.0.0.9"), None, None, Lookup::Asked),
         (
-            "reply that nobody asked for",
+            "reply without a request",
             arp(US, REPLY, (PEER, "10.0.0.2"), "10.0.0.1"),
             None,
             None,
@@ -132,7 +132,7 @@ fn resolution_without_answer_fails_and_is_tried_again_later() {
         assert_eq!((bench.lookup(remote), bench.iface().changes()), (Lookup::Asked, changes));
         assert_eq!(bench.wait(1), []);
         assert_eq!((bench.lookup(remote), bench.iface().changes()), (Lookup::Failed, changes + 1));
-        assert_eq!(bench.iface().poll_timeout(), Time::NEVER, "no wake-up for what nobody wants");
+        assert_eq!(bench.iface().poll_timeout(), Time::NEVER, "no timer without a waiting resolution");
         assert_eq!(bench.wait(2), []);
         assert_eq!((bench.lookup(remote), bench.sent()), (Lookup::Failed, vec![]));
         bench.wait(1);
