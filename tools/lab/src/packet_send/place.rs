@@ -45,6 +45,10 @@ impl Place {
         let (near, far) = (Namespace::new("packet-near")?, Namespace::new("packet-far")?);
         for side in [&near, &far] {
             side.ip("link set lo up")?;
+            // By measured rates (BBR) a peer that waits for its core sends by a timer; and no connection begins with the
+            // slow-start threshold of one before it.
+            side.sysctl("net/ipv4/tcp_congestion_control", "cubic")?;
+            side.sysctl("net/ipv4/tcp_no_metrics_save", "1")?;
         }
         near.ip(&format!("link add hkveth type veth peer name hkveth netns {}", far.name()))?;
         for (side, address) in [(&near, VETH_NEAR), (&far, VETH_PEER)] {
