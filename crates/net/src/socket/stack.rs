@@ -30,10 +30,13 @@ pub trait Servers: Send {
     /// generation when `inet` and the driver know it.
     fn register(&mut self, memory: BorrowedFd<'_>, bytes: u32) -> io::Result<(u32, u32)>;
 
-    /// Servers without a process of their own do some work. `false` if they have one: then threads that wait may sleep.
-    fn turn(&mut self) -> bool {
+    /// The servers have no process of their own: who waits calls [`Servers::turn`], and neither yields nor sleeps.
+    fn are_here(&self) -> bool {
         false
     }
+
+    /// Servers that are here do some work.
+    fn turn(&mut self) {}
 }
 
 /// What an application shares with the servers.
@@ -63,6 +66,7 @@ pub(super) struct Shared {
     /// Something was taken out of the rings, or no thread leads.
     changed: Condvar,
     servers: Mutex<Box<dyn Servers>>,
+    are_servers_here: bool,
     /// Of the thread that leads.
     waiter: Mutex<Waiter>,
     arena: Arc<Arena>,
@@ -91,6 +95,7 @@ impl Stack {
         Ok(Self(Arc::new(Shared {
             state: Mutex::new(state),
             changed: Condvar::new(),
+            are_servers_here: servers.are_here(),
             servers: Mutex::new(servers),
             waiter: Mutex::new(Waiter::new(is_core_shared(LOOPS))?),
             arena: Arc::default(),
@@ -243,8 +248,10 @@ impl Shared {
     fn lead(&self, looks: u64, deadline: Time) {
         let mut waiter = self.waiter.lock().unwrap_or_else(PoisonError::into_inner);
         let mut turn = Turn::Worked;
-        let has_process = loop {
-            let has_process = !self.servers_turn();
+        loop {
+            if self.are_servers_here {
+                self.servers_turn();
+            }
             let mut state = self.lock();
             self.look(&mut state);
             if state.looks != looks {
@@ -254,16 +261,19 @@ impl Shared {
                 turn = Turn::Handed;
             }
             drop(state);
-            if waiter.after(turn) == Next::Sleep || deadline != Time::NEVER && deadline <= now() {
-                break has_process;
+            if deadline != Time::NEVER && deadline <= now() {
+                break;
+            }
+            // Servers that are here share no core with this thread, and ring no bell.
+            if !self.are_servers_here && waiter.after(turn) == Next::Sleep {
+                break;
             }
             turn = Turn::Nothing;
-        };
+        }
         let mut state = self.lock();
         state.flush_returns();
         self.publish(&mut state);
-        // Servers in this process ring no bell: they run only in `Servers::turn`.
-        if has_process && state.looks == looks && state.arm() {
+        if !self.are_servers_here && state.looks == looks && state.arm() {
             state.is_asleep = true;
             drop(state);
             self.sleep(&mut waiter, deadline);
@@ -274,9 +284,11 @@ impl Shared {
         self.bell.silence();
     }
 
-    fn servers_turn(&self) -> bool {
+    fn servers_turn(&self) {
         // A thread that registers memory holds the lock: the servers do their turn then.
-        self.servers.try_lock().is_ok_and(|mut servers| servers.turn())
+        if let Ok(mut servers) = self.servers.try_lock() {
+            servers.turn();
+        }
     }
 
     fn sleep(&self, waiter: &mut Waiter, deadline: Time) {

@@ -291,11 +291,14 @@ fn all_of_it_runs_on_one_thread() {
             Ok(self.hosts.lock().unwrap()[self.host].add_region(0, memory, bytes))
         }
 
-        fn turn(&mut self) -> bool {
+        fn are_here(&self) -> bool {
+            true
+        }
+
+        fn turn(&mut self) {
             for host in self.hosts.lock().unwrap().iter_mut() {
                 host.turn();
             }
-            true
         }
     }
     let hosts: Hosts = Arc::default();

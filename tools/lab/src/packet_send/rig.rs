@@ -181,11 +181,16 @@ impl Servers for Together {
         Ok((region, 1))
     }
 
-    fn turn(&mut self) -> bool {
-        self.server.turn(self.rig.now());
-        // A driver whose device is gone ends the experiment by its timeout.
-        let _ = self.driver.turn();
-        self.server.turn(self.rig.now());
+    fn are_here(&self) -> bool {
         true
+    }
+
+    fn turn(&mut self) {
+        let now = self.rig.now();
+        self.server.turn(now);
+        // A driver whose device is gone ends the experiment by its timeout.
+        if self.driver.turn().is_ok_and(|has_worked| has_worked) {
+            self.server.turn(now);
+        }
     }
 }
