@@ -217,7 +217,7 @@ mod tests {
     fn cost_of_sums() {
         for length in [64, 1460, 65_160] {
             let bytes = noise(length);
-            let rounds = 400_000_000 / length;
+            let rounds = (if cfg!(debug_assertions) { 4_000_000 } else { 400_000_000 }) / length;
             let begin = std::time::Instant::now();
             let mut all = 0u64;
             for _ in 0..rounds {
