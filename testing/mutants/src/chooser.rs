@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 pub const VARIABLE: &str = "HIKYAKU_MUTANT";
 
 /// All mutants, in the order in which their patches are applied.
-pub const NAMES: [&str; 25] = [
+pub const NAMES: [&str; 29] = [
     "DropFlush",
     "IgnoreFua",
     "AckEarly",
@@ -36,6 +36,10 @@ pub const NAMES: [&str; 25] = [
     "KeepAhead",
     "RingWrap",
     "LostBell",
+    "ReadTwice",
+    "ReleaseAtAck",
+    "GenerationUnchecked",
+    "NoBackOff",
 ];
 
 /// Whether this mutant is on.

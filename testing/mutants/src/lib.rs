@@ -153,7 +153,9 @@ mod tests {
         let roots = [
             "crates/area/src/lib.rs",
             "crates/block/src/lib.rs",
+            "crates/inet/src/lib.rs",
             "crates/mover/src/lib.rs",
+            "crates/net/src/lib.rs",
             "crates/node/src/lib.rs",
         ];
         let names: BTreeSet<_> = changed(&patches).chain(roots).map(PathBuf::from).collect();

@@ -59,8 +59,23 @@ pub(crate) type NewClient = (u32, Parts, OwnedFd);
 
 enum Command {
     Client(Sender<NewClient>),
-    Region { client: u32, memory: OwnedFd, bytes: u32, answer: Sender<(u32, u32)> },
-    Gone { client: u32, drained: Sender<()> },
+    Region {
+        client: u32,
+        memory: OwnedFd,
+        bytes: u32,
+        answer: Sender<(u32, u32)>,
+    },
+    /// Other memory in place of what had the number.
+    Replace {
+        region: u32,
+        memory: OwnedFd,
+        bytes: u32,
+        answer: Sender<(u32, u32)>,
+    },
+    Gone {
+        client: u32,
+        drained: Sender<()>,
+    },
     RestartDriver(Sender<()>),
     Stop,
 }
@@ -83,7 +98,15 @@ struct Rig {
     mac: [u8; 6],
     epoch: u32,
     clients: Vec<ClientRig>,
-    regions: Vec<(u32, OwnedFd, u32)>,
+    /// By number.
+    regions: Vec<RegionRig>,
+}
+
+struct RegionRig {
+    client: u32,
+    generation: u32,
+    memory: OwnedFd,
+    bytes: u32,
 }
 
 struct ClientRig {
@@ -102,8 +125,8 @@ impl Rig {
                 maps.add_client(client, rig.direct.side(0), bell(&rig.bell)).unwrap();
             }
         }
-        for (region, (client, memory, bytes)) in (0..).zip(&self.regions) {
-            maps.add_region(*client, region, 1, memory.as_fd(), *bytes).unwrap();
+        for (region, rig) in (0..).zip(&self.regions) {
+            maps.add_region(rig.client, region, rig.generation, rig.memory.as_fd(), rig.bytes).unwrap();
         }
         let kind = control::Device::Wire(self.settings);
         let device = Device::new(self.device.try_clone().unwrap(), &kind, wire::MTU);
@@ -228,10 +251,22 @@ impl<'m> Host<'m> {
 
     pub(crate) fn add_region(&mut self, client: u32, memory: OwnedFd, bytes: u32) -> (u32, u32) {
         let region = self.rig.regions.len() as u32;
-        self.driver.maps().add_region(client, region, 1, memory.as_fd(), bytes).unwrap();
-        assert!(self.server.add_region(client, region, 1, bytes));
-        self.rig.regions.push((client, memory, bytes));
-        (region, 1)
+        self.rig.regions.push(RegionRig {
+            client,
+            generation: 0,
+            memory: memory.try_clone().unwrap(),
+            bytes,
+        });
+        self.replace_region(region, memory, bytes)
+    }
+
+    /// As the supervisor does with the number of memory that is gone.
+    fn replace_region(&mut self, region: u32, memory: OwnedFd, bytes: u32) -> (u32, u32) {
+        let rig = &mut self.rig.regions[region as usize];
+        *rig = RegionRig { client: rig.client, generation: rig.generation + 1, memory, bytes };
+        self.driver.maps().add_region(rig.client, region, rig.generation, rig.memory.as_fd(), bytes).unwrap();
+        assert!(self.server.add_region(rig.client, region, rig.generation, bytes));
+        (region, rig.generation)
     }
 
     /// `false`: stop.
@@ -240,6 +275,9 @@ impl<'m> Host<'m> {
             Command::Client(answer) => answer.send(self.add_client()).unwrap(),
             Command::Region { client, memory, bytes, answer } => {
                 answer.send(self.add_region(client, memory, bytes)).unwrap();
+            }
+            Command::Replace { region, memory, bytes, answer } => {
+                answer.send(self.replace_region(region, memory, bytes)).unwrap();
             }
             Command::Gone { client, drained } => {
                 self.server.client_gone(client, self.now());
@@ -366,6 +404,13 @@ impl Machine {
         let mut servers = Commands(self.commands.clone(), client);
         let region = servers.register(memory(REGION_BYTES).as_fd(), REGION_BYTES as u32).unwrap();
         Raw { requests, completions, inet_bell: parts.inet_bell, client, region, own }
+    }
+
+    /// The number of memory is used again; returns its next generation.
+    pub(crate) fn replace(&self, region: u32, memory: OwnedFd, bytes: u32) -> (u32, u32) {
+        let (answer, answered) = channel();
+        self.commands.send(Command::Replace { region, memory, bytes, answer }).unwrap();
+        answered.recv().unwrap()
     }
 
     /// An application has died; returns when no frame at the driver refers to its memory.

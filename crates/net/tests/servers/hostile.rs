@@ -152,6 +152,32 @@ fn every_field_of_a_request_wrong_is_answered_and_changes_nothing() {
     assert_serves(&client, &server, &two, 70);
 }
 
+/// The number of memory that is gone names other memory: a request with the former generation is refused, and moves no byte
+/// of either.
+#[test]
+fn a_number_that_was_used_again_names_the_new_memory_alone() {
+    let [one, two] = pair(Wire::default(), 2);
+    let ((client, _), (server, _)) = (one.stack(), two.stack());
+    let listener = TcpListener::bind(&server, (two.address, 7)).unwrap();
+    let mut raw = one.raw();
+    let (open, mut peer) = connected(&mut raw, &listener);
+    let former = span(&raw, 0, 100);
+    let new = memory(REGION_BYTES);
+    rustix::io::pwrite(&new, &[2; 100], 0).unwrap();
+    raw.region = one.replace(raw.region.0, new, REGION_BYTES as u32);
+    assert_eq!(raw.region, (former.region, former.generation + 1));
+    let send = Request { code: request::SEND, ticket: 1, ..open };
+    let answer = raw.answer(Request { spans: spans(former), ..send });
+    assert_eq!((answer.code, status(&answer)), (completion::REFUSED, EINVAL));
+    raw.ask(Request { spans: spans(span(&raw, 0, 100)), ..send });
+    let released = raw.take(LONG).unwrap();
+    assert_eq!((released.code, released.ticket), (completion::RELEASED, 1));
+    let mut received = [0; 100];
+    peer.read_exact(&mut received).unwrap();
+    assert_eq!(received, [2; 100]);
+    assert_serves(&client, &server, &two, 70);
+}
+
 #[test]
 fn a_frame_is_given_back_once_and_by_its_owner() {
     let [one, two] = pair(Wire::default(), 2);
