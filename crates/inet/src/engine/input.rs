@@ -15,6 +15,9 @@ const HALF_OPEN_SHARE: usize = 4;
 /// A connection that follows one in TIME-WAIT begins this far behind its last number (RFC 6191 §2 needs more than 0; the
 /// largest window without scaling is skipped too).
 const REUSE_DISTANCE: u32 = 65_537;
+/// A connection confirms its next hop at most once in this time: the look into the table of neighbours is not for each ACK.
+/// Shorter than the shortest time in which a neighbour would be probed (DELAY_FIRST_PROBE_TIME of RFC 4861, 5 s).
+const CONFIRM_US: u64 = 1_000_000;
 
 impl Engine<'_> {
     /// A frame was received (`ethinput`). It belongs to the engine until `poll_free` returns it; a frame that it has
@@ -58,12 +61,21 @@ impl Engine<'_> {
     fn on_connection(&mut self, index: u32, tcp: &TcpHeader, arrived: &Arrived<'_>, now: Time) -> Step {
         let text = Text::of(tcp, arrived);
         let connection = &mut self.connections[index as usize];
+        let progress = connection.progress();
         let mut step = match connection.state {
             State::SynSent => connection.on_segment_in_syn_sent(&mut self.pools, tcp, now),
             _ => connection.on_segment(&mut self.pools, index, tcp, &text, now),
         };
         if step == Step::Open {
             step = self.open(index, tcp, &text, now);
+        }
+        let connection = &mut self.connections[index as usize];
+        if connection.progress() != progress
+            && connection.state.is_synchronized()
+            && now.since(connection.confirmed_at) >= CONFIRM_US
+        {
+            connection.confirmed_at = now;
+            self.iface.confirm(&connection.route, now);
         }
         self.settle(index);
         step

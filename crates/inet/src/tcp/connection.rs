@@ -85,6 +85,8 @@ pub(crate) struct Connection {
     /// TS.Recent
     pub(crate) recent: u32,
     pub(crate) recent_at: Time,
+    /// When progress last confirmed the next hop.
+    pub(crate) confirmed_at: Time,
     /// When a challenge ACK was sent, and how many since then.
     challenged_at: Time,
     challenges: u8,
@@ -157,6 +159,12 @@ impl Connection {
     /// Accepted by its client, or opened by it.
     pub(crate) fn is_clients(&self) -> bool {
         self.listener == crate::NONE && !self.is_abandoned
+    }
+
+    /// Moves when the peer has taken what was sent to it: it acknowledges more, or it sends more, which it does only if it
+    /// gets our ACKs (RFC 4861 §7.3.1). Only an acceptable segment moves it.
+    pub(crate) fn progress(&self) -> (SeqNumber, SeqNumber) {
+        (self.send.una, self.receive.nxt)
     }
 
     /// A segment for a connection in SYN-RECEIVED or later.

@@ -1,5 +1,6 @@
 //! Two engines over a wire that does everything wrong: byte-exact, never stalled, and the same if the records move.
 
+mod neighbour;
 mod support;
 
 use std::ops::Range;
