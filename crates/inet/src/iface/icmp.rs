@@ -64,6 +64,7 @@ impl Iface<'_> {
                     }
                     self.on_neighbour_discovery(arrived.interface, ethernet, ip, message, now)
                 }
+                Icmpv6Message::MldQuery => self.on_listener_query(arrived, ip, message, now),
                 _ if ip.source.is_unspecified() => Err(DropReason::Martian),
                 Icmpv6Message::EchoRequest => self.on_echo_request(arrived, ethernet, ip, header, now),
                 Icmpv6Message::DstUnreachable

@@ -1,4 +1,5 @@
-//! Interfaces and what lies between them and TCP: addresses, routes, neighbours (ARP, neighbour discovery), ICMP.
+//! Interfaces and what lies between them and TCP: addresses, routes, neighbours (ARP, neighbour discovery), ICMP,
+//! and which groups are listened to.
 //!
 //! Driven by the engine: [`Iface::on_frame`] takes every frame first and returns segments of TCP and ICMP errors about
 //! them; what it wants to send itself comes from [`Iface::poll_transmit`], frames that it has held from
@@ -10,6 +11,7 @@
 mod arp;
 mod discovery;
 mod icmp;
+mod listener;
 mod neighbour;
 mod rate;
 mod records;
@@ -144,7 +146,8 @@ impl<'m> Iface<'m> {
             .any(|local| local.interface == interface && !local.address.is_v4());
         let Some(record) = self.state.interfaces.get_mut(usize::from(interface)) else { return };
         let link_local = if has_v6 { link_local(link.mac) } else { Address::UNSPECIFIED };
-        *record = Interface { link, is_attached: true, link_local };
+        *record = Interface { link, is_attached: true, link_local, report_at: Time::NEVER };
+        self.report_groups(interface, listener::TO_EXCLUDE);
         self.announce(interface);
     }
 

@@ -89,7 +89,9 @@ impl Iface<'_> {
                 self.on_neighbour_timer(index, now);
             }
         }
-        self.state.deadline = self.neighbours.iter().map(Neighbour::timer).min().unwrap_or(Time::NEVER);
+        self.report_if_due(now);
+        let neighbours = self.neighbours.iter().map(Neighbour::timer).min().unwrap_or(Time::NEVER);
+        self.state.deadline = neighbours.min(self.state.report_at());
     }
 
     /// RFC 4861 §7.2.2 and §7.3.3.

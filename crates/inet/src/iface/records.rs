@@ -12,7 +12,7 @@ pub const GATEWAYS_MAX: usize = 2;
 pub(super) const REPLIES_MAX: usize = 64;
 /// Received frames that replies refer to.
 pub(super) const HELD_MAX: usize = 16;
-const _: () = assert!(HELD_MAX < REPLIES_MAX && ADDRESSES_MAX + INTERFACES_MAX < REPLIES_MAX);
+const _: () = assert!(HELD_MAX < REPLIES_MAX && 2 * (ADDRESSES_MAX + INTERFACES_MAX) < REPLIES_MAX);
 
 /// What `net status` shows.
 #[derive(Clone, Copy, Debug, Default, zerocopy::FromZeros)]
@@ -105,6 +105,8 @@ pub(super) struct Interface {
     pub is_attached: bool,
     /// fe80::/64 of the MAC address (RFC 4291, appendix A); unspecified unless the interface has an IPv6 address.
     pub link_local: Address,
+    /// A query of multicast listeners is to be answered, of an attached interface.
+    pub report_at: Time,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, zerocopy::FromZeros)]
@@ -159,6 +161,8 @@ pub(super) enum Kind {
     ArpReply,
     Solicitation,
     Advertisement,
+    /// Of a multicast listener, about the group `target`.
+    Report,
     /// Behind eight bytes of ICMP follow bytes of the frame.
     Icmp,
 }
@@ -177,6 +181,8 @@ pub(super) struct Reply {
     pub icmp: IcmpReply,
     /// Of an advertisement: it answers a solicitation (RFC 4861 §4.4).
     pub is_solicited: bool,
+    /// Type of the record of a report.
+    pub record: u8,
 }
 
 #[derive(Clone, Copy, Debug, Default, zerocopy::FromZeros)]

@@ -7,8 +7,8 @@ use smoltcp::wire::{
     NdiscRepr,
 };
 
-use super::Iface;
 use super::records::{HELD_MAX, Held, INTERFACES_MAX, Kind, REPLIES_MAX, Reply};
+use super::{Iface, listener};
 use crate::packet::{
     ETHERNET_BYTES, IpHeader, Mac, emit_ethernet, emit_ip, ether_type, fold, protocol, pseudo_header_sum,
 };
@@ -73,6 +73,7 @@ impl Iface<'_> {
                 state.counters.neighbour_discovery_sent += 1;
                 emit_neighbour_discovery(header, own, &reply)
             }
+            Kind::Report => listener::emit_report(header, own, &reply),
             Kind::Icmp => {
                 state.held[state.held_count as usize] = Held {
                     position: positions[interface],

@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use smoltcp::phy::ChecksumCapabilities;
 use smoltcp::wire::{
     ArpOperation, ArpPacket, ArpRepr, EthernetAddress, EthernetFrame, EthernetProtocol, Icmpv4Packet,
-    Icmpv6Message, Icmpv6Packet, Ipv4Packet, Ipv4Repr, Ipv6Packet, Ipv6Repr, NdiscOption,
+    Icmpv6Message, Icmpv6Packet, IpProtocol, Ipv4Packet, Ipv4Repr, Ipv6Packet, Ipv6Repr, NdiscOption,
 };
 
 use super::records::HELD_MAX;
@@ -15,6 +15,7 @@ use crate::packet::{fold, pseudo_header_sum, sum};
 use crate::{FrameId, Refusal, Source, VNET_BYTES};
 
 mod icmp;
+mod listener;
 mod neighbours;
 mod routes;
 
@@ -202,6 +203,18 @@ fn line(bytes: &[u8]) -> String {
             let ip = Ipv6Packet::new_checked(frame.payload()).unwrap();
             let repr = Ipv6Repr::parse(&ip).unwrap();
             let (from, at) = (repr.src_addr, repr.dst_addr);
+            if repr.next_header == IpProtocol::HopByHop {
+                assert_eq!(repr.hop_limit, 1, "RFC 3810 §5");
+                let (options, message) = ip.payload().split_at(8);
+                assert_eq!(options, [58, 0, 5, 2, 0, 0, 1, 0], "RFC 2711 §2.1: router alert for MLD");
+                assert!(Icmpv6Packet::new_checked(message).unwrap().verify_checksum(&from, &at));
+                assert_eq!(
+                    (&message[..2], &message[4..8], message.len()),
+                    (&[143, 0][..], &[0, 0, 0, 1][..], 28)
+                );
+                let group = Ipv6Addr::from(*message[12..].first_chunk().unwrap());
+                return format!("{to}: {from} > {at}: report {} of {group}", message[8]);
+            }
             let packet = Icmpv6Packet::new_checked(ip.payload()).unwrap();
             assert!(packet.verify_checksum(&from, &at));
             let is_discovery =

@@ -7,6 +7,8 @@ pub(super) const ETHERTYPE_IPV6: u16 = 0x86dd;
 pub(super) const ICMP: u8 = 1;
 pub(super) const TCP: u8 = 6;
 pub(super) const ICMPV6: u8 = 58;
+/// Options before another header (RFC 8200 §4.3).
+const HOP_BY_HOP: u8 = 0;
 
 const IPV6_BYTES: usize = 40;
 /// Of a frame, enough for Ethernet and IP: IPv4 with all its options.
@@ -95,8 +97,8 @@ impl Transport {
     }
 }
 
-/// Finds the transport of an IP packet that is whole; `None` for what has none here: other kinds, fragments, extension
-/// headers, wrong lengths. `header` is the start of the frame, `frame_bytes` its length.
+/// Finds the transport of an IP packet that is whole; `None` for what has none here: other kinds, fragments, other
+/// extension headers than one of hop-by-hop options, wrong lengths. `header` is the start of the frame, `frame_bytes` its length.
 pub(super) fn locate(header: &[u8], frame_bytes: usize) -> Option<Transport> {
     let kind = u16::from_be_bytes(*header.get(12..)?.first_chunk()?);
     let ip = header.get(ETHERNET_BYTES..)?;
@@ -113,12 +115,20 @@ pub(super) fn locate(header: &[u8], frame_bytes: usize) -> Option<Transport> {
             (ip[9], header_bytes, usize::from(u16::from_be_bytes([ip[2], ip[3]])))
         }
         ETHERTYPE_IPV6 => {
-            let ip: &[u8; IPV6_BYTES] = ip.first_chunk()?;
+            let (ip, behind) = ip.split_first_chunk::<IPV6_BYTES>()?;
             if ip[0] >> 4 != 6 {
                 return None;
             }
             addresses.add(&ip[8..40]);
-            (ip[6], IPV6_BYTES, IPV6_BYTES + usize::from(u16::from_be_bytes([ip[4], ip[5]])))
+            let length = IPV6_BYTES + usize::from(u16::from_be_bytes([ip[4], ip[5]]));
+            match ip[6] {
+                // Queries of multicast listeners have one (RFC 3810 §5).
+                HOP_BY_HOP => {
+                    let options: &[u8; 2] = behind.first_chunk()?;
+                    (options[0], IPV6_BYTES + 8 * (1 + usize::from(options[1])), length)
+                }
+                protocol => (protocol, IPV6_BYTES, length),
+            }
         }
         _ => return None,
     };

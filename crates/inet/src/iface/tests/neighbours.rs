@@ -10,6 +10,7 @@ fn an_attached_interface_announces_its_addresses() {
     assert_eq!(
         bench.sent(),
         [
+            format!("group 00000016: {LOCAL} > ff02::16: report 4 of ff02::1:ff00:1"),
             // RFC 5227 §2.3.
             "all: who has 10.0.0.1? 10.0.0.1 asks".to_owned(),
             // RFC 4861 §7.2.6.

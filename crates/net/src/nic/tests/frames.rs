@@ -162,6 +162,26 @@ fn each_changed_bit_behind_the_network_header_is_noticed() {
     }
 }
 
+/// A query of multicast listeners has its router alert there (RFC 3810 §5).
+#[test]
+fn icmpv6_behind_hop_by_hop_options_is_verified() {
+    let frame = echo_frame(&V6, b"payload");
+    let (ip, message) = frame.split_at(V6.header_bytes());
+    let mut frame = [ip, &[58, 0, 5, 2, 0, 0, 1, 0], message].concat();
+    frame[18..20].copy_from_slice(&(message.len() as u16 + 8).to_be_bytes());
+    frame[20] = 0;
+    assert_eq!(verdict(&frame), Some(true));
+    let last = frame.len() - 1;
+    frame[last] ^= 1;
+    assert_eq!(verdict(&frame), Some(false));
+    for (name, at, byte) in [("options_behind_the_end", 55, 255), ("another_header", 54, 43)] {
+        let mut frame = frame.clone();
+        frame[at] = byte;
+        assert_eq!(verdict(&frame), None, "{name}");
+    }
+    assert_eq!(verdict(&frame[..55]), None, "options_truncated");
+}
+
 #[test]
 fn what_is_not_tcp_or_icmp_is_not_judged() {
     let v4 = tcp_frame(&V4, b"payload");
