@@ -14,7 +14,8 @@ pub mod request {
     pub const LISTEN: u32 = 3;
     pub const CONNECT: u32 = 4;
     pub const ACCEPT: u32 = 5;
-    /// `value` as of `SHUTDOWN`.
+    /// `value` as of `SHUTDOWN`. RST instead of FIN if the application has not read all that was delivered to it
+    /// ([`super::Request::read`]; RFC 2525 §2.17), and then what was not sent is dropped.
     pub const CLOSE: u32 = 6;
     pub const SEND: u32 = 7;
     /// Gives received frames of any socket back ([`super::Request::frames`]) and so opens their windows.
@@ -92,7 +93,9 @@ pub struct Request {
     /// IPv4 as ::ffff:a.b.c.d.
     pub address: [u8; 16],
     pub port: u16,
-    pub unused: [u8; 6],
+    pub unused: [u8; 2],
+    /// Of `CLOSE`: how many `RECEIVED` of the socket the application has read to the end, modulo 2^32.
+    pub read: u32,
     /// Memory of `SEND`; of `RECEIVE` the numbers of frames, four to a span.
     pub spans: [Span; SPANS],
     pub unused_too: [u64; 2],

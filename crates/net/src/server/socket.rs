@@ -56,6 +56,8 @@ struct Socket {
     /// Tickets of the last send taken, and of the last one released.
     sent: u64,
     released: u64,
+    /// Times that received bytes were delivered, modulo 2^32.
+    delivered: u32,
     /// The client does not know it any more; it waits for the engine.
     is_closed: bool,
 }
@@ -74,6 +76,18 @@ enum State {
 }
 
 impl Socket {
+    fn new(generation: u32, state: State) -> Self {
+        Self {
+            generation,
+            state,
+            options: Options::default(),
+            sent: 0,
+            released: 0,
+            delivered: 0,
+            is_closed: false,
+        }
+    }
+
     fn connection(&self) -> Result<ConnectionId, i32> {
         match self.state {
             State::Connected(connection) => Ok(connection),
@@ -93,27 +107,13 @@ impl Client {
         let number = match self.free.pop() {
             Some(number) => number,
             None if self.sockets.len() < quota => {
-                self.sockets.push(Socket {
-                    generation: 0,
-                    state: State::Free,
-                    options: Options::default(),
-                    sent: 0,
-                    released: 0,
-                    is_closed: false,
-                });
+                self.sockets.push(Socket::new(0, State::Free));
                 self.sockets.len() as u32 - 1
             }
             None => return Err(EMFILE),
         };
         let socket = &mut self.sockets[number as usize];
-        *socket = Socket {
-            generation: socket.generation.wrapping_add(1),
-            state: State::Open,
-            options: Options::default(),
-            sent: 0,
-            released: 0,
-            is_closed: false,
-        };
+        *socket = Socket::new(socket.generation.wrapping_add(1), State::Open);
         Ok(number)
     }
 
@@ -384,6 +384,10 @@ impl Client {
         now: Time,
         answers: &mut Vec<Completion>,
     ) -> Answer {
+        let is_deferred = self.deferred.iter().any(|(name, event)| {
+            (name.socket, name.generation) == (asked.socket, asked.generation)
+                && matches!(event, Event::Received { .. })
+        });
         let socket = self.socket(asked.socket, asked.generation)?;
         let mut cancelled = None;
         match socket.state {
@@ -398,6 +402,10 @@ impl Client {
                 let _ = protocol.abort(connection, now);
                 socket.state = State::Connected(connection);
                 cancelled = Some(ticket);
+            }
+            // RFC 2525 §2.17, as with Linux: the peer is told that bytes of it were not read.
+            State::Connected(connection) if is_deferred || asked.read != socket.delivered => {
+                let _ = protocol.abort(connection, now);
             }
             State::Connected(connection) => {
                 socket.all_sent(asked)?;
@@ -518,6 +526,9 @@ impl Client {
                 None => return Outcome::Deferred,
             };
             protocol.count_received(length, matches!(self.view, View::Copies(_)));
+            if let Some(socket) = self.named(name) {
+                socket.delivered = socket.delivered.wrapping_add(1);
+            }
             return Outcome::Completion(Completion {
                 frame,
                 ranges,

@@ -60,6 +60,8 @@ pub(super) enum Socket {
 pub(super) struct Flow {
     generation: u32,
     pub(super) received: VecDeque<Chunk>,
+    /// Chunks that the application has read to the end, modulo 2^32.
+    read: u32,
     pub(super) is_peer_closed: bool,
     /// Errno of the connection's end, 0 for an orderly one.
     pub(super) ended: Option<i32>,
@@ -198,6 +200,7 @@ impl State {
         *self.place(id.number) = Some(Socket::Flow(Flow {
             generation: id.generation,
             received: VecDeque::new(),
+            read: 0,
             is_peer_closed: false,
             ended: None,
             flight: VecDeque::new(),
@@ -291,6 +294,10 @@ impl State {
             Some(Socket::Flow(flow)) => {
                 flow.close = Step::Wanted;
                 unread = std::mem::take(&mut flow.received);
+                if !unread.is_empty() {
+                    // The connection will be reset, and does not wait for room for these.
+                    flow.drop_from(flow.next);
+                }
             }
             Some(Socket::Listener(listener)) => {
                 listener.close = Step::Wanted;
@@ -561,6 +568,13 @@ impl State {
 }
 
 impl Flow {
+    /// The first chunk that was received counts as read.
+    pub(super) fn take_received(&mut self) -> Option<Chunk> {
+        let chunk = self.received.pop_front()?;
+        self.read = self.read.wrapping_add(1);
+        Some(chunk)
+    }
+
     /// The application has closed its direction.
     pub(super) fn is_shut(&self) -> bool {
         self.shutdown != Step::No || self.close != Step::No
@@ -594,7 +608,7 @@ impl Flow {
             return None;
         };
         *step = Step::Asked(ticket);
-        Some(Request { ticket, value: self.sent as u32, ..request_of(id, code) })
+        Some(Request { ticket, value: self.sent as u32, read: self.read, ..request_of(id, code) })
     }
 
     fn on_done(&mut self, ticket: u64, status: i32) {

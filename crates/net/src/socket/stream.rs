@@ -257,7 +257,7 @@ impl TcpStream {
         let Inner { shared, id, .. } = &*self.inner;
         let until = self.inner.until(&self.inner.read_timeout);
         let chunk = self.wait_received(until, |state| {
-            let chunk = state.flow(*id)?.received.pop_front();
+            let chunk = state.flow(*id)?.take_received();
             chunk.map(|chunk| (chunk, chunk.bytes()))
         })?;
         Ok(chunk.map(|(chunk, bytes)| ReceivedArea { shared: Arc::clone(shared), chunk, bytes }))
@@ -302,7 +302,7 @@ impl TcpStream {
                 done += count;
                 if chunk.bytes() == 0 {
                     let frame = chunk.frame;
-                    state.flow(*id)?.received.pop_front();
+                    state.flow(*id)?.take_received();
                     state.give_back(frame, count);
                 }
             }

@@ -180,6 +180,37 @@ fn an_aborted_connection_is_reset_at_the_peer() {
     assert!((&stream).read(&mut [0; 10]).is_err());
 }
 
+/// RFC 1122 §4.2.2.13, RFC 2525 §2.17: the peer of an application that closes with bytes unread gets RST; in memory of the
+/// library or on their way to it, whole or in part.
+#[test]
+fn a_connection_closed_with_unread_bytes_is_reset() {
+    // Bytes written by the peer, read by the closing side, and whether that looks at the rings after their arrival.
+    let cases = [
+        ("nothing was sent", 0, 0, false, None),
+        ("all was read", 1000, 1000, true, None),
+        ("read in part", 1000, 999, true, Some(ErrorKind::ConnectionReset)),
+        ("in the library", 1000, 0, true, Some(ErrorKind::ConnectionReset)),
+        ("in the ring", 1000, 0, false, Some(ErrorKind::ConnectionReset)),
+        ("of many frames", 300_000, 150_000, true, Some(ErrorKind::ConnectionReset)),
+    ];
+    for clients in [1, 2] {
+        for (name, written, read, looks, expected) in cases {
+            let [one, two] = pair(Wire::default(), clients);
+            let (_client, mut stream, _server, mut accepted) = connected(&one, &two);
+            accepted.write_all(&bytes(written, 1)).unwrap();
+            std::thread::sleep(Duration::from_millis(50));
+            if looks {
+                stream.read_exact(&mut vec![0; read]).unwrap();
+                stream.set_nodelay(true).unwrap();
+            }
+            drop(stream);
+            accepted.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+            let result = accepted.read(&mut [0]).map_err(|error| error.kind());
+            assert_eq!(result, expected.map_or(Ok(0), Err), "{name}, {clients} clients");
+        }
+    }
+}
+
 #[test]
 fn what_was_written_before_a_drop_still_arrives() {
     let [one, two] = pair(Wire { delay_us: 2000, ..Wire::default() }, 1);
