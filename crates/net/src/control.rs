@@ -130,7 +130,8 @@ pub struct Wire {
 pub enum FromClient {
     /// First message.
     Hello { version: u32 },
-    /// Memory to send from: a memfd, sealed against shrinking. It stays until the application leaves.
+    /// Memory to send from: a memfd, sealed against shrinking. It stays, and counts, until the application leaves: there is
+    /// no message that gives it back.
     Region { bytes: u32 },
     /// Instead of `Hello`: answer the state of the servers.
     Status,

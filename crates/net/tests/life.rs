@@ -225,7 +225,8 @@ fn application_steps(state: &State, defect: Defect, steps: &mut Steps) {
         });
     }
     if application.is_lent && !state.is_region_reused {
-        // The supervisor believes it; the number goes to the next application that registers memory.
+        // No message says so at present. With one the supervisor would have to believe it, and the number would go to the next
+        // application that registers memory.
         then(state, steps, "application says that its region is gone", |next| next.is_region_reused = true);
     }
 }

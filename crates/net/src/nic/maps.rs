@@ -86,12 +86,6 @@ impl Maps {
         Ok(())
     }
 
-    pub fn remove_region(&mut self, region: u32, generation: u32) {
-        if let Some(place) = self.regions.get_mut(region as usize) {
-            place.take_if(|mapping| mapping.generation == generation);
-        }
-    }
-
     /// The memory in which a span lies, if it is one of ours, of that generation, and the span is inside.
     pub(super) fn find(&self, span: &Span) -> Option<&Region> {
         let mapping = self.regions.get(span.region as usize)?.as_ref()?;
