@@ -40,6 +40,8 @@ pub enum FromInet {
     Ready {
         missing: Vec<String>,
     },
+    /// The first driver has attached: from now on there are addresses and routes.
+    Attached,
     Known {
         region: u32,
         generation: u32,

@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use area::{Doorbell, Region};
 use inet::{Lend, Memory, Record, Settings, TABLE_ALIGN, Time};
@@ -55,6 +56,7 @@ pub fn run() -> Result<Infallible, Fault> {
         counters: Page::new(Arc::clone(&counters)),
         pulse: Pulse::new(counters, server::COUNTERS_BYTES),
         draining: Vec::new(),
+        has_attached: false,
     };
     loop {
         let (message, descriptors) = inet.supervisor.wait()?;
@@ -74,6 +76,8 @@ struct Inet<'m> {
     pulse: Pulse,
     /// Clients that are gone and not drained.
     draining: Vec<u32>,
+    /// A driver has, and the supervisor knows it.
+    has_attached: bool,
 }
 
 impl Inet<'_> {
@@ -101,11 +105,10 @@ impl Inet<'_> {
 
     /// Work is handed on with frames to the driver only: after inputs the round goes on elsewhere, if at all.
     fn turn(&mut self) -> Turn {
-        use std::sync::atomic::Ordering::Relaxed;
-        let frames = self.counters.frames_out.load(Relaxed);
+        let frames = self.counters.frames_out.load(Ordering::Relaxed);
         if self.server.turn(now()) == 0 {
             Turn::Nothing
-        } else if self.counters.frames_out.load(Relaxed) != frames {
+        } else if self.counters.frames_out.load(Ordering::Relaxed) != frames {
             Turn::Handed
         } else {
             Turn::Worked
@@ -113,6 +116,10 @@ impl Inet<'_> {
     }
 
     fn report(&mut self) -> Result<(), Fault> {
+        if !self.has_attached && self.counters.attached.load(Ordering::Relaxed) > 0 {
+            self.has_attached = true;
+            self.supervisor.send(&FromInet::Attached)?;
+        }
         while let Some(client) = self.server.faulty() {
             self.supervisor.send(&FromInet::Faulty { client })?;
         }

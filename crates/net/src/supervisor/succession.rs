@@ -131,10 +131,6 @@ impl Succession {
         }
     }
 
-    pub(super) fn is_serving(&self) -> bool {
-        self.serving.is_some()
-    }
-
     /// Drivers that took over from another one.
     pub(super) fn restarts(&self) -> u32 {
         self.epoch.saturating_sub(1)
@@ -160,7 +156,7 @@ mod tests {
         drivers.on_ready();
         assert_eq!(all(&mut drivers, now), [Action::Promote(1), Action::Start]);
         drivers.on_ready();
-        assert_eq!((all(&mut drivers, now), drivers.is_serving()), (vec![], true));
+        assert_eq!((all(&mut drivers, now), drivers.serving.is_some()), (vec![], true));
         let later = now.after(500 * MS);
         drivers.on_driver_ended(later);
         assert_eq!(all(&mut drivers, later), [Action::Promote(2)]);
@@ -191,7 +187,7 @@ mod tests {
         drivers.on_ready();
         all(&mut drivers, now);
         drivers.on_spare_ended(now.after(MS));
-        assert!(drivers.is_serving());
+        assert!(drivers.serving.is_some());
         assert_eq!(all(&mut drivers, now.after(MS)), [Action::Start], "the first at once");
         drivers.on_spare_ended(now.after(2 * MS));
         assert_eq!(all(&mut drivers, now.after(2 * MS)), [], "the second after a while");

@@ -51,6 +51,8 @@ pub(super) struct World {
     /// Of drivers that have ended.
     former: Counts,
     notices: Vec<Notice>,
+    /// A driver has attached to `inet`.
+    has_link: bool,
     has_been_up: bool,
     /// How the last driver ended.
     last_end: String,
@@ -94,6 +96,7 @@ impl World {
             applications: BTreeMap::new(),
             former: Counts::default(),
             notices: Vec::new(),
+            has_link: false,
             has_been_up: false,
             last_end: String::new(),
         })
@@ -116,7 +119,6 @@ impl World {
                         driver.wake_by(Arc::clone(&self.interface.nic_bell));
                         driver.send(&ToNic::Go { epoch }, &[]);
                         self.driver = Some(driver);
-                        self.on_progress();
                     }
                 }
                 Action::GiveUp => {
@@ -162,6 +164,9 @@ impl World {
             FromInet::Ready { missing } => {
                 report_missing("inet", &missing);
                 self.inet.is_ready = true;
+            }
+            FromInet::Attached => {
+                self.has_link = true;
                 self.on_progress();
             }
             FromInet::Known { region, generation } => {
@@ -214,9 +219,10 @@ impl World {
         }
     }
 
-    /// Applications can join.
+    /// Applications can join. Not before `inet` knows the interface: until then none of our addresses can be bound, and
+    /// nothing can be reached.
     pub(super) fn is_up(&self) -> bool {
-        self.inet.is_ready && (self.has_been_up || self.succession.is_serving())
+        self.inet.is_ready && self.has_link
     }
 
     // What becomes of processes.

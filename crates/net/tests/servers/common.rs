@@ -346,6 +346,9 @@ fn run(
 ) {
     let mut owned = Owned::new(&capacity(clients_max, 1));
     let mut host = Host::new(&mut owned, number, device, settings, clients_max, counters);
+    // The driver attaches in the first, and the server sees it in the second: before there are applications.
+    host.turn();
+    host.turn();
     loop {
         match commands.try_recv() {
             Ok(command) => {

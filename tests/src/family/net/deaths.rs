@@ -31,6 +31,7 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) {
     cases.check("driver-stopped", || driver_stopped(context));
     cases.check("inet-killed", || inet_killed(context));
     cases.check("inet-stopped", || inet_stopped(context));
+    cases.check("bind-at-once", || bind_at_once(context));
     cases.check("interface-gone", || interface_gone(context));
 }
 
@@ -91,6 +92,22 @@ fn inet_killed(context: &Context) -> Result<()> {
         transfers_work(context, &net, &stack)?;
         let status = net.status(context)?;
         ensure!(of(&status, "inet")["restarts"] == restarts, "{status}");
+        drop(stack);
+        wait_until(LIMIT, || Ok(net.status(context)?["applications"].as_array().is_some_and(Vec::is_empty)))?;
+    }
+    Ok(())
+}
+
+/// An application that is let in can use the addresses of the interface, however early it is.
+fn bind_at_once(context: &Context) -> Result<()> {
+    /// Longer than servers live whose death is taken for one at once.
+    const SERVED: Duration = Duration::from_millis(120);
+    let net = Net::up(context, "once", &[])?;
+    for _ in 0..context.amount(10, 30) {
+        let stack = net.join()?;
+        net::socket::TcpListener::bind(&stack, (super::place::STACK, 4700)).context("the first request")?;
+        std::thread::sleep(SERVED);
+        signal(net.pid_of(context, "inet")?, libc::SIGKILL)?;
         drop(stack);
         wait_until(LIMIT, || Ok(net.status(context)?["applications"].as_array().is_some_and(Vec::is_empty)))?;
     }
