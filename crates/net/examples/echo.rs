@@ -7,6 +7,7 @@
 
 use std::io::{self, Read, Write};
 use std::net::SocketAddr;
+use std::process::ExitCode;
 use std::time::Instant;
 
 use net::socket::{Stack, TcpListener, TcpStream};
@@ -40,14 +41,27 @@ fn arguments() -> Option<Arguments> {
     Some(found)
 }
 
-fn main() -> io::Result<()> {
-    let usage = || io::Error::new(io::ErrorKind::InvalidInput, USAGE);
-    let arguments = arguments().ok_or_else(usage)?;
+fn main() -> ExitCode {
+    let Some(arguments) = arguments().filter(|found| found.listen.is_some() != found.connect.is_some())
+    else {
+        eprintln!("usage: {USAGE}");
+        return ExitCode::from(2);
+    };
+    match run(&arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("echo: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: &Arguments) -> io::Result<()> {
     let stack = Stack::connect(&arguments.socket)?;
     match (arguments.listen, arguments.connect) {
-        (Some(address), None) => serve(&stack, address),
+        (Some(address), _) => serve(&stack, address),
         (None, Some(address)) => measure(&stack, address, arguments.bytes, arguments.count),
-        _ => Err(usage()),
+        (None, None) => Ok(()),
     }
 }
 

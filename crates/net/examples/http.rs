@@ -9,6 +9,7 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::SocketAddr;
 use std::path::{Component, Path, PathBuf};
+use std::process::ExitCode;
 use std::time::Duration;
 
 use net::socket::{Stack, TcpListener, TcpStream};
@@ -21,21 +22,47 @@ const REQUEST_BYTES_MAX: u64 = 16 << 10;
 /// Of a file in one send.
 const CHUNK_BYTES: usize = 512 << 10;
 const HEADER_BYTES: usize = 4 << 10;
-const USAGE: &str = "http --socket PATH --listen ADDRESS:PORT FILE|DIRECTORY";
+const USAGE: &str = "\
+usage: http --socket PATH --listen ADDRESS:PORT FILE|DIRECTORY
 
-fn main() -> io::Result<()> {
+Serves FILE as / and under its name, or the files of DIRECTORY, through the TCP/IP servers of hikyaku net up --socket PATH.";
+
+fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
-    let (socket, listen, root) = match words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        ["--socket", socket, "--listen", listen, root] => (socket, listen, root),
-        _ => return Err(io::Error::new(ErrorKind::InvalidInput, USAGE)),
+    let words: Vec<_> = words.iter().map(String::as_str).collect();
+    let (socket, listen, root) = match words[..] {
+        ["--socket", socket, "--listen", listen, root] => (socket, listen.parse(), root),
+        ["--help" | "-h"] => {
+            println!("{USAGE}");
+            return ExitCode::SUCCESS;
+        }
+        _ => return usage(),
     };
-    let listen: SocketAddr = listen.parse().map_err(|_| io::Error::new(ErrorKind::InvalidInput, USAGE))?;
-    let stack = Stack::connect(socket)?;
-    let listener = TcpListener::bind(&stack, listen)?;
+    let Ok(listen) = listen else { return usage() };
+    match run(socket, listen, Path::new(root)) {
+        Ok(()) => eprintln!("http: the servers at {socket} have ended, and its connections with them"),
+        Err(error) => eprintln!("http: {error}"),
+    }
+    ExitCode::FAILURE
+}
+
+fn usage() -> ExitCode {
+    eprintln!("{USAGE}");
+    ExitCode::from(2)
+}
+
+/// Until the servers are gone.
+fn run(socket: &str, listen: SocketAddr, root: &Path) -> io::Result<()> {
+    let about =
+        |what: String| move |error: io::Error| io::Error::new(error.kind(), format!("{what}: {error}"));
+    std::fs::metadata(root).map_err(about(format!("cannot serve {}", root.display())))?;
+    let stack = Stack::connect(socket)
+        .map_err(about(format!("cannot join the servers at {socket} (does hikyaku net up run?)")))?;
+    let listener = TcpListener::bind(&stack, listen).map_err(about(format!("cannot listen on {listen}")))?;
     println!("http://{}/", listener.local_addr()?);
     std::thread::scope(|scope| {
         for _ in 0..WORKERS {
-            scope.spawn(|| work(&stack, &listener, Path::new(root)));
+            scope.spawn(|| work(&stack, &listener, root));
         }
     });
     Ok(())
@@ -101,11 +128,16 @@ fn read_request(reader: &mut impl BufRead) -> io::Result<Option<Request>> {
     }
 }
 
-/// The file of a request: `root` itself, or below it if it is a directory.
+/// The file of a request: below `root` if that is a directory; else `root` itself, as `/` and under its name.
 fn find(root: &Path, path: &str) -> io::Result<File> {
     let below: PathBuf =
         Path::new(path).components().filter(|part| matches!(part, Component::Normal(_))).collect();
-    let file = File::open(if root.is_dir() { root.join(below) } else { root.to_owned() })?;
+    let is_root = below.as_os_str().is_empty() || root.file_name() == Some(below.as_os_str());
+    let file = match root.is_dir() {
+        true => File::open(root.join(below))?,
+        false if is_root => File::open(root)?,
+        false => return Err(ErrorKind::NotFound.into()),
+    };
     if file.metadata()?.is_file() { Ok(file) } else { Err(ErrorKind::NotFound.into()) }
 }
 
