@@ -25,6 +25,7 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) {
     cases.check("status", || status(context));
     cases.check("status-without-servers", || status_without_servers(context));
     cases.check("idle", || idle(context));
+    cases.check("idle-connections", || idle_connections(context));
     cases.check("sigterm-and-sighup", || ends(context));
     cases.check("supervisor-dies", || supervisor_dies(context));
     cases.check("socket-in-use", || socket_in_use(context));
@@ -154,12 +155,32 @@ fn idle(context: &Context) -> Result<()> {
     }
     ensure!(is_idle, "servers wake up though nothing happens");
     for pid in pids {
-        let text = std::fs::read_to_string(format!("/proc/{}/smaps_rollup", pid?))?;
-        let private = number(&text, "Private_Clean:")? + number(&text, "Private_Dirty:")?;
+        let private = private_kb(pid?)?;
         ensure!(private <= PRIVATE_KB_MAX, "{private} KiB of private memory");
     }
     drop(connection);
     Ok(())
+}
+
+fn private_kb(pid: u32) -> Result<u64> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?;
+    Ok(number(&text, "Private_Clean:")? + number(&text, "Private_Dirty:")?)
+}
+
+/// What a connection on which nothing happens costs `inet`.
+fn idle_connections(context: &Context) -> Result<()> {
+    const CONNECTIONS: u64 = 256;
+    const KB_MAX: u64 = 4;
+    let net = Net::up(context, "many", &[])?;
+    let stack = net.join()?;
+    transfers_work(context, &net, &stack)?;
+    let inet = net.pid_of(context, "inet")?;
+    let before = private_kb(inet)?;
+    let ports = 5000..5000 + CONNECTIONS as u16;
+    let held = ports.map(|port| net.connection(&stack, port, true)).collect::<Result<Vec<_>>>()?;
+    let growth = private_kb(inet)?.saturating_sub(before);
+    drop(held);
+    demand!(growth <= CONNECTIONS * KB_MAX, "{growth} KiB for {CONNECTIONS} idle connections")
 }
 
 fn ends(context: &Context) -> Result<()> {
