@@ -18,6 +18,7 @@ mod memory;
 pub mod packet;
 mod pools;
 mod records;
+pub mod step;
 mod tcp;
 mod types;
 

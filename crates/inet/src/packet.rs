@@ -7,6 +7,7 @@
 //!
 //! Read RFC 791 §3.1, RFC 8200 §4 and RFC 9293 §3.1 first.
 
+use crate::step::{Step, mark};
 use crate::{Address, Arrived, Endpoint, HEADER_BYTES, SeqNumber, VNET_BYTES};
 
 mod tcp;
@@ -416,6 +417,7 @@ pub fn emit_tcp(header: &mut [u8; HEADER_BYTES], source: Mac, destination: Mac, 
         payload_bytes: length,
     };
     let start = emit_ip(header, source, destination, &ip);
+    mark(Step::IpDone);
     let pseudo = pseudo_header_sum(ends.0, ends.1, protocol::TCP, length);
     let at = VNET_BYTES + start;
     tcp::emit(&mut header[at..at + tcp_bytes], tcp, fold(pseudo));
@@ -428,10 +430,12 @@ pub fn emit_tcp(header: &mut [u8; HEADER_BYTES], source: Mac, destination: Mac, 
 
 /// Writes an Ethernet header behind `VNET_BYTES`.
 pub(crate) fn emit_ethernet(header: &mut [u8; HEADER_BYTES], source: Mac, destination: Mac, ether_type: u16) {
+    mark(Step::Ethernet);
     let ethernet = &mut header[VNET_BYTES..VNET_BYTES + ETHERNET_BYTES];
     ethernet[0..6].copy_from_slice(&destination);
     ethernet[6..12].copy_from_slice(&source);
     ethernet[12..14].copy_from_slice(&ether_type.to_be_bytes());
+    mark(Step::EthernetDone);
 }
 
 /// Writes Ethernet and IP headers behind `VNET_BYTES`; `payload_start` is not looked at. Returns the start of the IP
@@ -442,6 +446,7 @@ pub(crate) fn emit_ip(
     destination: Mac,
     ip: &IpHeader,
 ) -> usize {
+    mark(Step::Ip);
     assert_eq!(ip.source.is_v4(), ip.destination.is_v4(), "addresses of two families");
     const AT: usize = VNET_BYTES + ETHERNET_BYTES;
     if ip.source.is_v4() {

@@ -9,12 +9,11 @@
 //! - [`server`]: `inet` without its process; [`socket`]: the library of applications.
 //! - [`process`]: both as processes.
 //! - [`supervisor`]: starts them, and starts them again.
-//! - [`wait`]: how their loops wait; [`hand`]: ways to hand memory over, for comparison.
+//! - [`wait`]: how their loops wait.
 //! - [`control`], [`control_socket`]: messages with descriptors, off the data path.
 
 pub mod control;
 pub mod control_socket;
-pub mod hand;
 pub mod layout;
 pub mod nic;
 pub mod process;

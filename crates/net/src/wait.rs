@@ -69,6 +69,8 @@ pub enum Next {
 #[derive(Debug)]
 pub struct Waiter {
     is_shared: bool,
+    /// [`LOOK_US`]; an experiment has others.
+    look_us: u64,
     /// End of the last turn that found work, or of the last sleep.
     worked_at: Time,
     yielded_at: Time,
@@ -83,16 +85,32 @@ impl Waiter {
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
         let timer = timerfd_create(TimerfdClockId::Monotonic, flags)?;
         let now = now();
-        Ok(Self { is_shared, worked_at: now, yielded_at: now, timer, fires_at: Time::NEVER })
+        Ok(Self {
+            is_shared,
+            look_us: LOOK_US,
+            worked_at: now,
+            yielded_at: now,
+            timer,
+            fires_at: Time::NEVER,
+        })
+    }
+
+    /// Sleeps after each turn, without a look.
+    #[cfg(feature = "lab")]
+    pub fn sleep_at_once(&mut self) {
+        self.look_us = 0;
     }
 
     /// Yields where the round goes on in another process of this core: once after work was handed on, so that a round in
     /// its usual order has one switch for each change of process; and otherwise every [`LOOK_SHARED_US`].
     pub fn after(&mut self, turn: Turn) -> Next {
         let now = now();
+        if self.look_us == 0 {
+            return Next::Sleep;
+        }
         if turn != Turn::Nothing {
             self.worked_at = now;
-        } else if now.since(self.worked_at) >= LOOK_US {
+        } else if now.since(self.worked_at) >= self.look_us {
             return Next::Sleep;
         }
         let is_due = turn == Turn::Handed || now.since(self.yielded_at.max(self.worked_at)) >= LOOK_SHARED_US;

@@ -15,6 +15,12 @@ pub(crate) struct Cpu {
     pub(crate) system: f64,
 }
 
+/// Switches from this process to others.
+pub(crate) fn switches() -> u64 {
+    let usage = usage(libc::RUSAGE_SELF);
+    (usage.ru_nvcsw + usage.ru_nivcsw).cast_unsigned()
+}
+
 impl Cpu {
     /// Processor time of all threads of this process.
     pub(crate) fn now() -> Self {

@@ -62,6 +62,10 @@ impl Table {
         self.rows.push(cells);
     }
 
+    pub(crate) fn is_empty(&self) -> bool {
+        self.rows.len() == 1
+    }
+
     /// The Markdown text with aligned columns, readable in a terminal too.
     pub(crate) fn render(&self) -> String {
         let columns = self.rows[0].len();

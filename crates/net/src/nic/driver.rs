@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use area::ring::{Consumer, Corrupt, Producer};
+use inet::step::{Step, mark};
 use inet::{Link, VNET_BYTES};
 use rustix::event::PollFlags;
 use thiserror::Error;
@@ -222,6 +223,7 @@ impl Driver {
                 None => {
                     let position = self.transmits.position();
                     let Some(slot) = self.transmits.take()? else { break };
+                    mark(Step::FrameTaken);
                     (position, slot.into())
                 }
             };
@@ -282,7 +284,9 @@ impl Driver {
         if frame.bytes() > FRAME_BYTES_MAX {
             return None;
         }
+        mark(Step::Device);
         let sent = self.device.send(&offload, &mut frame);
+        mark(Step::DeviceDone);
         if matches!(sent, Ok(Sent::Taken)) {
             self.counts.sent_bytes += frame.bytes() as u64;
         }

@@ -5,6 +5,7 @@ use std::os::fd::BorrowedFd;
 
 use area::ring::Producer;
 use area::{Doorbell, Region};
+use inet::step::{Step, mark};
 
 use crate::layout::{self, Channel, FRAMES_BYTES};
 use crate::slot::{Returned, Span};
@@ -113,6 +114,7 @@ impl Maps {
             return false;
         }
         client.returns.push(&returned.into());
+        mark(Step::Returned);
         if client.returns.publish() {
             client.bell.ring();
         }

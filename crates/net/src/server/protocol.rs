@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 
 use area::Region;
 use area::ring::Producer;
+use inet::step::{Step, mark};
 use inet::{
     Address, Arrived, Capacity, ClientId, ConnectionId, Endpoint, Engine, Event, FrameId, HEADER_BYTES,
     InterfaceId, Link, ListenerId, Memory, Options, PayloadRef, Refusal, Settings, Source, Time, VNET_BYTES,
@@ -222,6 +223,7 @@ impl<'m> Protocol<'m> {
         let lent = self.interfaces[self.sends].as_mut()?;
         let header = lent.next_header();
         let transmit = self.engine.poll_transmit(header, now)?;
+        mark(Step::TcpDone);
         let to = usize::from(transmit.interface);
         if to != self.sends {
             let written = *header;
@@ -280,10 +282,13 @@ impl<'m> Protocol<'m> {
     /// Makes all slots visible. Returns the interfaces whose drivers sleep.
     pub(super) fn publish(&mut self) -> [bool; INTERFACES_MAX] {
         let sleep = self.interfaces.each_mut().map(|port| {
-            port.as_mut().is_some_and(|port| {
-                // Not `||`: both rings are published.
-                std::mem::take(&mut port.has_pushed) && (port.transmit.publish() | port.fill.publish())
-            })
+            let Some(port) = port else { return false };
+            if !std::mem::take(&mut port.has_pushed) {
+                return false;
+            }
+            mark(Step::FramePublished);
+            // Not `||`: both rings are published.
+            port.transmit.publish() | port.fill.publish()
         });
         self.counters.transmit_waiting.store(self.waiting(), Ordering::Relaxed);
         let held: usize = self.interfaces.iter().flatten().map(|port| port.frames.held()).sum();

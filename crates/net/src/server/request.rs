@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 
 use area::ring::{Consumer, Corrupt, Producer};
 use area::{Doorbell, Region};
+use inet::step::{Step, mark};
 use inet::{Capacity, ClientId, InterfaceId, Memory, Settings, Time};
 
 use super::counters::{Counters, Page};
@@ -196,6 +197,7 @@ impl<'m> Server<'m> {
             };
             match taken {
                 Ok(Some(slot)) => {
+                    mark(Step::RequestTaken);
                     done += 1;
                     let id = number as ClientId;
                     let is_refused =

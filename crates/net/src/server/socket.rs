@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use area::Region;
+use inet::step::{Step, mark};
 use inet::{
     Address, Algorithm, Capacity, ClientId, ConnectionId, Ended, Endpoint, Event, ListenerId, Options,
     PayloadRef, Refusal, Time,
@@ -447,6 +448,7 @@ impl Client {
         if is_full || asked.ticket != socket.sent + 1 {
             return Err(EAGAIN);
         }
+        mark(Step::Tcp);
         protocol.send(connection, asked.ticket, &pieces[..count], now).map_err(|refusal| match refusal {
             Refusal::Full => EAGAIN,
             refusal => errno(refusal),

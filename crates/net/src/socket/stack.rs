@@ -112,6 +112,12 @@ impl Stack {
         &self.0.addresses
     }
 
+    /// Threads that wait sleep at once, without looking for a while before.
+    #[cfg(feature = "lab")]
+    pub fn sleep_at_once(&self) {
+        self.0.waiter.lock().unwrap_or_else(PoisonError::into_inner).sleep_at_once();
+    }
+
     /// Memory to send from, at most [`AREA_BYTES_MAX`] bytes. Waits until earlier sends are released if all of it is in
     /// use; `OutOfMemory` if the application itself holds all of it.
     pub fn alloc(&self, bytes: usize) -> io::Result<SendArea> {

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use area::ring::{Consumer, Corrupt, Producer};
+use inet::step::{self, mark};
 use inet::{Address, Endpoint};
 use libc::{EAGAIN, EALREADY, ECONNRESET};
 
@@ -385,9 +386,12 @@ impl State {
 
     /// Makes requests visible. Returns whether `inet` sleeps: then ring its bell.
     pub(super) fn publish(&mut self) -> bool {
-        let has_pushed = std::mem::take(&mut self.has_pushed);
-        self.has_handed |= has_pushed;
-        has_pushed && self.requests.publish()
+        if !std::mem::take(&mut self.has_pushed) {
+            return false;
+        }
+        self.has_handed = true;
+        mark(step::Step::RequestPublished);
+        self.requests.publish()
     }
 
     /// Requests what a flow wants in its order: sends, then FIN, then close.
@@ -429,6 +433,7 @@ impl State {
         let completions = count;
         // A broken ring of the driver costs direct return only.
         while let Ok(Some(slot)) = self.direct.take() {
+            mark(step::Step::ReturnTaken);
             let Returned { socket: number, generation, ticket, .. } = slot.into();
             if let Some(flow) = self.flow(Id { number, generation }) {
                 flow.submitted = flow.submitted.max(ticket.min(flow.sent));

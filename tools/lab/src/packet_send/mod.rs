@@ -6,38 +6,62 @@
 //! between processes, and a round trip 1.25 times. Here the servers of crate `net` take their place, beside kernel
 //! sockets with the same peer.
 //!
-//! `plan.rs` lists the rows, `place.rs` joins namespaces, `peer.rs` and `near.rs` are the two ends, over `kernel.rs` or
-//! `ours.rs`; `rig.rs` runs the servers as values, `servers.rs` as a user does; `stages.rs` takes a send apart;
-//! `waiting.rs` measures the switch between processes that hops are compared with; `report.rs` shows the results.
+//! - `plan.rs` lists what is measured; `place.rs` joins namespaces.
+//! - Round trips and streams: `peer.rs` and `near.rs` are the two ends, over `kernel.rs` or `ours.rs`; `rig.rs` runs the
+//!   servers as values, `servers.rs` as a user does.
+//! - A send taken apart: `stages.rs` by `notes.rs`, `kernel_stages.rs` by `tracefs.rs`; both become `parts.rs`.
+//! - Ways to hand memory over: `hand.rs`, measured by `hand_over.rs`. Copies: `copies.rs`. Kills: `kills.rs`.
+//! - `waiting.rs` measures the switch between processes that hops are compared with.
+//! - `results.rs` derives figures; `report.rs`, `headline.rs`, `verdicts.rs` and `plots.rs` show them.
 
+mod copies;
+mod hand;
+mod hand_over;
+mod headline;
 mod kernel;
+mod kernel_stages;
+mod kills;
 mod near;
+mod notes;
 mod ours;
+mod parts;
+mod pattern;
 mod peer;
 mod place;
 mod plan;
+mod plots;
 mod report;
+mod results;
 mod rig;
 mod servers;
 mod stages;
+mod tracefs;
+mod verdicts;
 mod waiting;
 
+pub(crate) use hand_over::HandOver;
+pub(crate) use kernel_stages::KernelStages;
 pub(crate) use near::Near;
 pub(crate) use peer::Peer;
 pub(crate) use stages::Stages;
 
+use std::path::Path;
 use std::time::Duration;
 
+use copies::Copies;
+use hand_over::Handed;
+use kills::Kills;
+use near::{Measured, Over, Payload};
+use parts::Parts;
+use place::{Place, UP};
+use plan::{Row, SKB_DEFER_MAX, Sizes, Stack};
+use results::Results;
+use servers::{ServersUp, Work};
+
 use crate::part::{Part, Role};
-use crate::sys::Cpu;
 use crate::wan::obstacle;
 use crate::wan_write::find;
 use crate::{Attempted, LabError, Observer, Options, Report};
-use near::{Measure, Measured, Over, Payload};
-use place::Place;
-use plan::{Row, Sizes, Stack};
-use servers::ServersUp;
-use waiting::Waiting;
 
 /// On two cores: the application and the driver share one, `inet` and the peer the other; the measured placement of
 /// docs/internals/net.md. On four and more, each has its own.
@@ -67,46 +91,45 @@ struct Rows {
 #[derive(Clone, Copy, Debug)]
 struct Sample {
     measured: Measured,
-    /// Processor time of the servers meanwhile.
-    servers: Cpu,
+    /// Of the servers meanwhile.
+    servers: Work,
 }
 
-/// One send taken apart, by size.
+/// One send taken apart, by size and way.
 struct Staged {
+    /// The kernel, or three processes.
+    stack: Stack,
     bytes: usize,
     payload: Payload,
-    samples: Vec<stages::Parts>,
+    samples: Vec<Parts>,
 }
 
-/// Streams through `hikyaku net up`, alternately with the driver killed in the middle and without; the longest pause of
-/// the receiver in each, milliseconds.
-#[derive(Default)]
-struct Killed {
-    with_ms: Vec<f64>,
-    without_ms: Vec<f64>,
-    lost: usize,
+/// An area of some size handed over, by round and mode.
+struct Handing {
+    bytes: usize,
+    samples: Vec<Vec<Handed>>,
 }
 
-struct Results {
-    rows: Vec<Rows>,
-    staged: Vec<Staged>,
-    switch_us: Vec<f64>,
-    killed: Killed,
-}
+const KILLS: &str = "kills of the servers";
+const COPIES: &str = "copies of a send";
+const RING: &str = "slots of a ring";
+const RING_MS: u64 = 20;
 
 pub(crate) fn run(options: &Options, observer: &mut dyn Observer) -> Result<Report, LabError> {
     if options.modes.is_some() {
         return Err(LabError::Usage("the appendix (--modes) belongs to secure-read".to_owned()));
     }
     let sizes = Sizes::new(options);
-    let mut results = Results {
-        rows: sizes.rows(options).into_iter().map(|row| Rows { row, samples: Vec::new() }).collect(),
-        staged: sizes.stages(options),
-        switch_us: Vec::new(),
-        killed: Killed::default(),
-    };
-    let kills = if options.selects(KILLS) { sizes.kills } else { 0 };
-    if results.rows.is_empty() && results.staged.is_empty() && kills == 0 {
+    let mut results = Results::new(&sizes, options);
+    let (kills, copies) = (options.selects(KILLS), options.selects(COPIES));
+    let ring = options.selects(RING);
+    if results.rows.is_empty()
+        && results.staged.is_empty()
+        && results.handings.is_empty()
+        && !kills
+        && !copies
+        && !ring
+    {
         return Err(LabError::Usage("no row has such a name".to_owned()));
     }
     if let Some(obstacle) = obstacle() {
@@ -114,18 +137,19 @@ pub(crate) fn run(options: &Options, observer: &mut dyn Observer) -> Result<Repo
     }
     let cores = Cores::of_machine();
     let place = Place::new(cores.peer)?;
-    let has_three = kills > 0 || results.rows.iter().any(|rows| rows.row.stack == Stack::Three);
-    let up = match find().filter(|_| has_three) {
-        Some(program) => Some(ServersUp::start(&program, &place, [cores.inet, cores.nic])?),
-        None if has_three => {
-            return Err(LabError::new(
-                "start hikyaku net up",
-                &"hikyaku is not beside this program and not in PATH",
-            ));
-        }
-        None => None,
+    let has_three = kills || copies || results.rows.iter().any(|rows| rows.row.stack == Stack::Three);
+    let program = if has_three {
+        let program = find();
+        let missing =
+            || LabError::new("start hikyaku net up", &"hikyaku is not beside this program and not in PATH");
+        Some(program.ok_or_else(missing)?)
+    } else {
+        None
     };
-    let all = sizes.rounds * (results.rows.len() + results.staged.len()) + kills;
+    let up = program.as_deref().map(|program| start(program, &place, &cores)).transpose()?;
+    let per_round = results.rows.len() + results.staged.len() + results.handings.len() + 1;
+    let kill_steps = if kills { 2 * (sizes.kills + sizes.streams) + sizes.inet_kills } else { 0 };
+    let all = sizes.rounds * per_round + kill_steps + usize::from(copies);
     let mut count = 0;
     let mut next = |doing: &str| {
         observer.on_progress(doing, f64::from(count) / all as f64);
@@ -140,50 +164,88 @@ pub(crate) fn run(options: &Options, observer: &mut dyn Observer) -> Result<Repo
         }
         for staged in &mut results.staged {
             next(&staged.name())?;
-            let role = Role::PacketStages(Stages {
-                namespace: place.far.path(),
-                cores: [cores.application, cores.inet, cores.nic],
-                bytes: staged.bytes,
-                count: sizes.sends,
-                payload: staged.payload,
-            });
-            staged.samples.push(Part::start(&staged.name(), &role)?.1);
+            staged.samples.push(take_apart(staged, &place, &cores, sizes.sends)?);
+        }
+        // Two processes that share nothing but memory: a core each.
+        let hand_over =
+            |bytes, ms| Role::PacketHandOver(HandOver { bytes, ms, cores: [cores.application, cores.inet] });
+        for handing in &mut results.handings {
+            next(&handing.name())?;
+            let role = hand_over(handing.bytes, sizes.hand_ms);
+            handing.samples.push(Part::start(&handing.name(), &role)?.1);
+        }
+        next(RING)?;
+        if ring {
+            results.ring_ns.push(Part::start(RING, &hand_over(0, RING_MS))?.1);
         }
     }
-    for _ in 0..kills {
-        next(KILLS)?;
-        let up = up.as_ref().expect("started for the kills");
-        results.killed.run(up, &cores, true);
-        results.killed.run(up, &cores, false);
+    // The counters of `inet` end with it.
+    if let (true, Some(up), Some(program)) = (copies, &up, &program) {
+        next(COPIES)?;
+        results.copies.push(Copies::of(
+            up,
+            "to and from the kernel, 256 B to 64 KiB, segmented by the kernel",
+            None,
+        )?);
+        let (duration, cores) = (Duration::from_millis(sizes.loss_ms), [cores.inet, cores.nic]);
+        results.copies.push(Copies::under_loss(program, &place.far, cores, duration)?);
+    }
+    if let (true, Some(up)) = (kills, &up) {
+        kill(&mut results.kills, up, &sizes, &cores, &mut next)?;
     }
     report::report(&results, options)
 }
 
-const KILLS: &str = "kills of the driver";
-const KILL_STREAM_MS: u64 = 300;
+fn start(program: &Path, place: &Place, cores: &Cores) -> Result<ServersUp, LabError> {
+    let (nic, address) = (format!("tap:{}", UP.name), format!("{}/24", UP.ours));
+    let mut up = ServersUp::start(program, &place.far, &nic, &address, [cores.inet, cores.nic])?;
+    up.wait()?;
+    Ok(up)
+}
 
-impl Killed {
-    /// One stream of 64 KiB sends to the kernel; a connection that ends counts as lost.
-    fn run(&mut self, up: &ServersUp, cores: &Cores, kills: bool) {
-        let over = Over::Servers { socket: up.socket() };
-        let measure = Measure::Out { bytes: 64 << 10, ms: KILL_STREAM_MS, payload: Payload::Copied };
-        let near = Near { over, cpu: cores.application, waiting: Waiting::Spin, measure };
-        let role = Role::PacketNear(near);
-        let stream = std::thread::scope(|scope| {
-            let stream = scope.spawn(|| Part::start::<Measured>(KILLS, &role).map(|(_, measured)| measured));
-            if kills {
-                std::thread::sleep(Duration::from_millis(KILL_STREAM_MS / 2));
-                // Without a kill the stream counts with a shorter pause: the figure cannot look worse by it.
-                let _ = up.kill_driver();
+fn kill(
+    kills: &mut Kills,
+    up: &ServersUp,
+    sizes: &Sizes,
+    cores: &Cores,
+    next: &mut dyn FnMut(&str) -> Result<(), LabError>,
+) -> Result<(), LabError> {
+    for turn in 0..sizes.kills.max(sizes.streams) {
+        for (streams, is_out) in kills.directions.iter_mut().zip([true, false]) {
+            for (is_due, kills) in [(turn < sizes.kills, true), (turn < sizes.streams, false)] {
+                if is_due {
+                    next(KILLS)?;
+                    streams.run(up, cores.application, is_out, kills)?;
+                }
             }
-            stream.join()
-        });
-        let pauses = if kills { &mut self.with_ms } else { &mut self.without_ms };
-        match stream {
-            Ok(Ok(measured)) => pauses.push(measured.streamed.pause_us as f64 / 1e3),
-            _ => self.lost += 1,
         }
     }
+    for _ in 0..sizes.inet_kills {
+        next(KILLS)?;
+        kills.run_inet(up, cores.application)?;
+    }
+    Ok(())
+}
+
+fn take_apart(staged: &Staged, place: &Place, cores: &Cores, count: usize) -> Result<Parts, LabError> {
+    let Staged { stack, bytes, payload, .. } = *staged;
+    let role = match stack {
+        Stack::Kernel => Role::PacketKernelStages(KernelStages {
+            namespace: place.near.path(),
+            peer: Place::veth_peer(),
+            cpu: cores.application,
+            bytes,
+            count,
+        }),
+        _ => Role::PacketStages(Stages {
+            namespace: place.far.path(),
+            cores: [cores.application, cores.inet, cores.nic],
+            bytes,
+            count,
+            payload,
+        }),
+    };
+    Ok(Part::start(&staged.name(), &role)?.1)
 }
 
 fn measure(row: &Row, place: &Place, cores: &Cores, up: Option<&ServersUp>) -> Result<Sample, LabError> {
@@ -193,11 +255,33 @@ fn measure(row: &Row, place: &Place, cores: &Cores, up: Option<&ServersUp>) -> R
         (Stack::Three, Some(up)) => Over::Servers { socket: up.socket() },
         (Stack::Three, None) => unreachable!("started for such rows"),
     };
+    let _without = (!row.defers).then(WithoutDeferral::new).transpose()?;
     let servers = up.filter(|_| row.stack == Stack::Three);
-    let before = servers.map(ServersUp::cpu).transpose()?.unwrap_or_default();
+    let before = servers.map(ServersUp::work).transpose()?.unwrap_or_default();
     let role =
         Role::PacketNear(Near { over, cpu: cores.application, waiting: row.waiting, measure: row.measure });
     let (_part, measured) = Part::start(&row.name(), &role)?;
-    let after = servers.map(ServersUp::cpu).transpose()?.unwrap_or_default();
+    let after = servers.map(ServersUp::work).transpose()?.unwrap_or_default();
     Ok(Sample { measured, servers: after.since(before) })
+}
+
+/// Until it is dropped, no core of the machine leaves received memory to the core that allocated it.
+struct WithoutDeferral {
+    former: String,
+}
+
+impl WithoutDeferral {
+    fn new() -> Result<Self, LabError> {
+        let doing = "set net.core.skb_defer_max";
+        let former = std::fs::read_to_string(SKB_DEFER_MAX).attempted(doing)?;
+        std::fs::write(SKB_DEFER_MAX, "0").attempted(doing)?;
+        Ok(Self { former })
+    }
+}
+
+impl Drop for WithoutDeferral {
+    fn drop(&mut self) {
+        // It was written a moment ago.
+        let _ = std::fs::write(SKB_DEFER_MAX, &self.former);
+    }
 }

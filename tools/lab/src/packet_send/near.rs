@@ -8,18 +8,18 @@ use std::time::{Duration, Instant};
 
 use net::nic::tap;
 use net::socket::Stack;
-use net::wait::is_core_shared;
 use serde::{Deserialize, Serialize};
 
 use super::kernel::Kernel;
 use super::ours::Ours;
+use super::pattern::Pattern;
 use super::peer::{SUNK_BYTES, Sunk, Task};
 use super::place::{HERE, UP};
 use super::rig::Rig;
 use super::waiting::{Waiting, pin};
 use crate::part::{Orders, send};
 use crate::stats::percentile;
-use crate::sys::Cpu;
+use crate::sys::{Cpu, switches};
 use crate::wan_write::enter;
 use crate::{Attempted, LabError};
 
@@ -29,8 +29,6 @@ pub(super) trait Connection {
     fn send(&mut self, bytes: &[u8]) -> io::Result<()>;
     /// Sends `bytes` bytes that lie ready in memory of the stack, where it has such; else as [`Connection::send`].
     fn send_ready(&mut self, bytes: usize) -> io::Result<()>;
-    /// Returns when the bytes sent last have been given to the device.
-    fn submitted(&mut self) -> io::Result<()>;
     fn receive_all(&mut self, bytes: &mut [u8]) -> io::Result<()>;
     /// Receives some bytes and drops them; 0 at the end. By reference where the stack can.
     fn receive_some(&mut self) -> io::Result<usize>;
@@ -63,107 +61,85 @@ pub(super) enum Payload {
     InPlace,
 }
 
-/// Request and one-byte answer, `count` times after a warm-up: round-trip times, and times of the sends alone.
+/// Request and one-byte answer, `count` times after a warm-up: round-trip times.
 pub(super) fn echo(
     connection: &mut impl Connection,
     waiting: Waiting,
     bytes: usize,
     count: usize,
     payload: Payload,
-) -> io::Result<[Times; 2]> {
+) -> io::Result<Times> {
     let warm = count / 10;
     let task = Task::Echo { bytes: bytes as u32, count: (warm + count) as u32 };
     connection.send(&task.encode(waiting))?;
     let buffer = vec![7; bytes];
-    let (mut round_trips, mut sends) = (Vec::with_capacity(count), Vec::with_capacity(count));
+    let mut round_trips = Vec::with_capacity(count);
     for turn in 0..warm + count {
         let begin = Instant::now();
         match payload {
             Payload::Copied => connection.send(&buffer)?,
             Payload::InPlace => connection.send_ready(bytes)?,
         }
-        connection.submitted()?;
-        let sent = begin.elapsed();
         connection.receive_all(&mut [0])?;
         if turn >= warm {
             round_trips.push(begin.elapsed().as_nanos() as u64);
-            sends.push(sent.as_nanos() as u64);
         }
     }
     connection.finish()?;
-    Ok([Times::of(&mut round_trips), Times::of(&mut sends)])
+    Ok(Times::of(&mut round_trips))
 }
 
-/// Bytes sent for a time, in calls of `bytes` bytes.
+/// Bytes sent for a time, in calls of `bytes` bytes; of the pattern, if there is one.
 pub(super) fn stream_out(
     connection: &mut impl Connection,
     waiting: Waiting,
     bytes: usize,
     duration: Duration,
     payload: Payload,
-) -> io::Result<Streamed> {
-    connection.send(&Task::Sink.encode(waiting))?;
+    pattern: Option<&Pattern>,
+) -> io::Result<Sunk> {
+    let task = if pattern.is_some() { Task::SinkChecked } else { Task::Sink };
+    connection.send(&task.encode(waiting))?;
     let buffer = vec![7; bytes];
+    let mut sent = 0;
     let begin = Instant::now();
     while begin.elapsed() < duration {
-        match payload {
-            Payload::Copied => connection.send(&buffer)?,
-            Payload::InPlace => connection.send_ready(bytes)?,
+        match (payload, pattern) {
+            (Payload::InPlace, _) => connection.send_ready(bytes)?,
+            (Payload::Copied, None) => connection.send(&buffer)?,
+            (Payload::Copied, Some(pattern)) => connection.send(pattern.at(sent, bytes))?,
         }
+        sent += bytes as u64;
     }
     connection.finish()?;
     let mut answer = [0; SUNK_BYTES];
     connection.receive_all(&mut answer)?;
     let sunk = Sunk::decode(answer);
-    Ok(Streamed {
-        bytes: sunk.bytes,
-        elapsed_us: sunk.elapsed_us,
-        peer_cpu_us: sunk.cpu_us,
-        pause_us: sunk.pause_us,
-    })
+    if sunk.bytes == sent { Ok(sunk) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
 }
 
-/// Bytes received until the peer closes, in place or copied to a buffer of `bytes` bytes.
+/// Bytes received until the peer closes, in place or copied.
 pub(super) fn stream_in(
     connection: &mut impl Connection,
     waiting: Waiting,
     bytes: usize,
     duration: Duration,
     by_area: bool,
-) -> io::Result<Streamed> {
-    let task = Task::Source { bytes: bytes as u32, ms: duration.as_millis() as u32 };
+    pattern: Option<&Pattern>,
+) -> io::Result<Sunk> {
+    const INTO_BYTES: usize = 256 << 10;
+    let (bytes, ms) = (bytes as u32, duration.as_millis() as u32);
+    let task = match pattern {
+        Some(_) => Task::SourceChecked { bytes, ms },
+        None => Task::Source { bytes, ms },
+    };
     connection.send(&task.encode(waiting))?;
-    let mut buffer = vec![0; 256 << 10];
-    let (mut begun, mut total) = (None, 0);
-    loop {
-        let count = match by_area {
-            true => connection.receive_some()?,
-            false => connection.receive_into(&mut buffer)?,
-        };
-        let first: Instant = *begun.get_or_insert_with(Instant::now);
-        if count == 0 {
-            let elapsed_us = first.elapsed().as_micros() as u64;
-            return Ok(Streamed { bytes: total, elapsed_us, ..Streamed::default() });
-        }
-        total += count as u64;
-    }
-}
-
-/// A stream in one direction.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(super) struct Streamed {
-    pub(super) bytes: u64,
-    pub(super) elapsed_us: u64,
-    /// Of the sink, as the next field; 0 where the peer sends.
-    pub(super) peer_cpu_us: u64,
-    /// Longest time between two receives of the sink.
-    pub(super) pause_us: u64,
-}
-
-impl Streamed {
-    pub(super) fn gb_per_s(self) -> f64 {
-        self.bytes as f64 / 1e3 / (self.elapsed_us as f64).max(1.0)
-    }
+    let sunk = Sunk::receive(pattern, |buffer| match by_area {
+        true => connection.receive_some(),
+        false => connection.receive_into(&mut buffer[..INTO_BYTES]),
+    })?;
+    // Its processor time is this process's.
+    Ok(Sunk { cpu_us: 0, ..sunk })
 }
 
 /// What carries the connection.
@@ -179,9 +155,26 @@ pub(super) enum Over {
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) enum Measure {
-    Echo { bytes: usize, count: usize, payload: Payload },
-    Out { bytes: usize, ms: u64, payload: Payload },
-    In { bytes: usize, ms: u64, by_area: bool },
+    Echo {
+        bytes: usize,
+        count: usize,
+        payload: Payload,
+    },
+    Out {
+        bytes: usize,
+        ms: u64,
+        payload: Payload,
+    },
+    In {
+        bytes: usize,
+        ms: u64,
+        by_area: bool,
+    },
+    /// To and from the kernel in sends of 64 KiB, all bytes compared by the receiver.
+    Checked {
+        is_out: bool,
+        ms: u64,
+    },
 }
 
 /// The role: one measurement, whose result is the first answer.
@@ -196,10 +189,13 @@ pub(crate) struct Near {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Measured {
     pub(super) round_trip: Times,
-    pub(super) send: Times,
-    pub(super) streamed: Streamed,
+    pub(super) streamed: Sunk,
     /// Of this process, seconds.
     pub(super) cpu: Cpu,
+    /// From this process to others.
+    pub(super) switches: u64,
+    /// The connection ended in the middle of [`Measure::Checked`]; all else is 0.
+    pub(super) is_lost: bool,
 }
 
 impl Near {
@@ -223,13 +219,22 @@ impl Near {
             }
             Over::Servers { socket } => {
                 pin(cpu);
-                let waiting =
-                    if waiting == Waiting::Spin && is_core_shared(CORES) { Waiting::Round } else { waiting };
-                let connection = Ours::connect(join(&socket)?, UP.peer()).attempted("connect to the peer")?;
+                let waiting = waiting.among_servers();
+                let stack = join(&socket)?;
+                if waiting == Waiting::Block {
+                    stack.sleep_at_once();
+                }
+                let connection = Ours::connect(stack, UP.peer()).attempted("connect to the peer")?;
                 measure.take(connection, waiting)
             }
         };
-        send(&measured.attempted("measure")?)?;
+        let measured = match measured {
+            Err(_) if matches!(measure, Measure::Checked { .. }) => {
+                Measured { is_lost: true, ..Measured::default() }
+            }
+            measured => measured.attempted("measure")?,
+        };
+        send(&measured)?;
         orders.serve(|_| Ok(()))
     }
 }
@@ -245,28 +250,49 @@ pub(super) fn join(socket: &Path) -> Result<Stack, LabError> {
     }
 }
 
-/// Of the application, `inet`, the driver and the peer.
-const CORES: usize = 4;
 const JOIN_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Of one send of [`Measure::Checked`].
+const CHECKED_BYTES: usize = 64 << 10;
 
 impl Measure {
     fn take(self, mut connection: impl Connection, waiting: Waiting) -> io::Result<Measured> {
         let mut measured = Measured::default();
-        let cpu = Cpu::now();
+        let (cpu, switches) = (Cpu::now(), switches());
         match self {
             Self::Echo { bytes, count, payload } => {
-                [measured.round_trip, measured.send] = echo(&mut connection, waiting, bytes, count, payload)?;
+                measured.round_trip = echo(&mut connection, waiting, bytes, count, payload)?;
             }
             Self::Out { bytes, ms, payload } => {
                 let duration = Duration::from_millis(ms);
-                measured.streamed = stream_out(&mut connection, waiting, bytes, duration, payload)?;
+                measured.streamed = stream_out(&mut connection, waiting, bytes, duration, payload, None)?;
             }
             Self::In { bytes, ms, by_area } => {
                 let duration = Duration::from_millis(ms);
-                measured.streamed = stream_in(&mut connection, waiting, bytes, duration, by_area)?;
+                measured.streamed = stream_in(&mut connection, waiting, bytes, duration, by_area, None)?;
+            }
+            Self::Checked { is_out, ms } => {
+                let (duration, pattern) = (Duration::from_millis(ms), Pattern::new());
+                measured.streamed = match is_out {
+                    true => {
+                        let payload = Payload::Copied;
+                        stream_out(
+                            &mut connection,
+                            waiting,
+                            CHECKED_BYTES,
+                            duration,
+                            payload,
+                            Some(&pattern),
+                        )?
+                    }
+                    false => {
+                        stream_in(&mut connection, waiting, CHECKED_BYTES, duration, false, Some(&pattern))?
+                    }
+                };
             }
         }
         measured.cpu = Cpu::now().since(cpu);
+        measured.switches = self::switches() - switches;
         Ok(measured)
     }
 }

@@ -71,10 +71,6 @@ impl Connection for Ours {
         Ok(())
     }
 
-    fn submitted(&mut self) -> io::Result<()> {
-        self.flying.back().map_or(Ok(()), Ticket::submitted)
-    }
-
     fn receive_all(&mut self, bytes: &mut [u8]) -> io::Result<()> {
         self.stream.read_exact(bytes)
     }

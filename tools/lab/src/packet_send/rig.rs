@@ -92,12 +92,15 @@ impl Rig {
             gateways: Vec::new(),
             secret: [7; 16],
         };
-        let counters = Page::new(Arc::new(Region::shared(self.counters.as_fd(), COUNTERS_BYTES, true)?));
-        let mut server = Server::new(memory.memory(), &capacity, &settings, counters, self.now());
+        let mut server = Server::new(memory.memory(), &capacity, &settings, self.counters()?, self.now());
         let frames = Arc::new(Region::shared(self.frames.as_fd(), FRAMES_BYTES, false)?);
         server.add_interface(INTERFACE, self.driver.map(0)?, frames, another(&self.bells[Self::NIC])?);
         server.add_client(CLIENT, &self.client.map(1)?, another(&self.bells[0])?, None);
         Ok(server)
+    }
+
+    pub(super) fn counters(&self) -> io::Result<Page> {
+        Ok(Page::new(Arc::new(Region::shared(self.counters.as_fd(), COUNTERS_BYTES, true)?)))
     }
 
     pub(super) fn driver(&self) -> io::Result<Driver> {

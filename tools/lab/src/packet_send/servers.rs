@@ -1,4 +1,4 @@
-//! `hikyaku net up` as a user starts it, in the far namespace.
+//! `hikyaku net up` as a user starts it.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -10,48 +10,78 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use super::place::{Place, UP};
 use crate::sys::Cpu;
+use crate::wan::Namespace;
 use crate::{Attempted, LabError};
+
+const STARTING: &str = "start hikyaku net up";
 
 /// Running servers; a drop ends them.
 pub(super) struct ServersUp {
     child: Child,
     program: PathBuf,
     folder: TempDir,
+    /// Of `inet` and of the driver.
+    cores: [Option<usize>; 2],
+}
+
+/// What the servers have done so far.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Work {
+    pub(super) cpu: Cpu,
+    /// From the servers to other processes.
+    pub(super) switches: u64,
+}
+
+impl Work {
+    pub(super) fn since(self, before: Self) -> Self {
+        Self { cpu: self.cpu.since(before.cpu), switches: self.switches.saturating_sub(before.switches) }
+    }
 }
 
 impl ServersUp {
-    /// `cores` are those of `inet` and of the driver.
-    pub(super) fn start(program: &Path, place: &Place, cores: [Option<usize>; 2]) -> Result<Self, LabError> {
-        let doing = "start hikyaku net up";
+    /// Starts the servers of an interface in a namespace; [`ServersUp::wait`] before they are used.
+    pub(super) fn start(
+        program: &Path,
+        namespace: &Namespace,
+        nic: &str,
+        address: &str,
+        cores: [Option<usize>; 2],
+    ) -> Result<Self, LabError> {
         let folder = crate::folder()?;
-        let errors = folder.path().join("stderr");
-        let stderr = File::create(&errors).attempted("make a file for messages")?;
+        let stderr = File::create(folder.path().join("stderr")).attempted("make a file for messages")?;
         let mut command = Command::new(program);
-        let (nic, address) = (format!("tap:{}", UP.name), format!("{}/24", UP.ours));
-        command.args(["net", "up", "--nic", &nic, "--address", &address]);
+        command.args(["net", "up", "--nic", nic, "--address", address]);
         command.arg("--socket").arg(folder.path().join("socket"));
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(stderr);
-        let mut child = place.far.within(|| command.spawn())?.attempted(doing)?;
-        let stdout = child.stdout.take().expect("piped above");
-        let up = Self { child, program: program.to_owned(), folder };
-        // A line for each address, when they are ready.
+        let child = namespace.within(|| command.spawn())?.attempted(STARTING)?;
+        Ok(Self { child, program: program.to_owned(), folder, cores })
+    }
+
+    /// Until the servers are ready.
+    pub(super) fn wait(&mut self) -> Result<(), LabError> {
+        // A line for each address.
         let mut line = String::new();
-        BufReader::new(stdout).read_line(&mut line).attempted(doing)?;
+        let stdout = self.child.stdout.take().expect("piped, and taken once");
+        BufReader::new(stdout).read_line(&mut line).attempted(STARTING)?;
         if line.is_empty() {
-            let complaint = std::fs::read_to_string(&errors).unwrap_or_default();
-            return Err(LabError::new(doing, &complaint.trim()));
+            let complaint = std::fs::read_to_string(self.folder.path().join("stderr")).unwrap_or_default();
+            return Err(LabError::new(STARTING, &complaint.trim()));
         }
-        let [inet, nic] = cores;
+        self.bind()
+    }
+
+    /// Binds the servers to their cores, as must be done again for one that was started again.
+    pub(super) fn bind(&self) -> Result<(), LabError> {
+        let [inet, nic] = self.cores;
         for (name, core) in [("inet", inet), ("nic", nic), ("nic (spare)", nic)] {
-            if let (Some(core), Ok(pid)) = (core, up.pid(name)) {
+            if let (Some(core), Ok(pid)) = (core, self.pid(name)) {
                 let mut set = CpuSet::new();
                 set.set(core);
                 sched_setaffinity(Some(pid), &set).attempted("bind a server to a core")?;
             }
         }
-        Ok(up)
+        Ok(())
     }
 
     pub(super) fn socket(&self) -> PathBuf {
@@ -83,25 +113,33 @@ impl ServersUp {
         })
     }
 
-    pub(super) fn kill_driver(&self) -> Result<(), LabError> {
-        kill_process(self.pid("nic")?, Signal::KILL).attempted("kill the driver")
+    /// `inet` or `nic`.
+    pub(super) fn kill(&self, name: &str) -> Result<(), LabError> {
+        kill_process(self.pid(name)?, Signal::KILL).attempted("kill a server")
     }
 
-    /// Processor time of both servers.
-    pub(super) fn cpu(&self) -> Result<Cpu, LabError> {
+    /// Of both servers.
+    pub(super) fn work(&self) -> Result<Work, LabError> {
         let ticks = rustix::param::clock_ticks_per_second() as f64;
-        let mut sum = Cpu::default();
+        let mut sum = Work::default();
         for name in ["inet", "nic"] {
-            let pid = self.pid(name)?;
-            let path = format!("/proc/{}/stat", pid.as_raw_nonzero());
-            let text = std::fs::read_to_string(&path).attempted("read a server's processor time")?;
+            let folder = PathBuf::from(format!("/proc/{}", self.pid(name)?.as_raw_nonzero()));
+            let read = |file: &str| {
+                std::fs::read_to_string(folder.join(file)).attempted("read what a server has done")
+            };
+            let text = read("stat")?;
             // proc_pid_stat(5): fields 14 and 15, counted behind the name in parentheses.
             let behind = text.rsplit(')').next().unwrap_or_default();
             let field = |at: usize| {
                 behind.split_whitespace().nth(at).and_then(|field| field.parse::<f64>().ok()).unwrap_or(0.0)
             };
-            sum.user += field(11) / ticks;
-            sum.system += field(12) / ticks;
+            sum.cpu.user += field(11) / ticks;
+            sum.cpu.system += field(12) / ticks;
+            sum.switches += read("status")?
+                .lines()
+                .filter(|line| line.contains("ctxt_switches:"))
+                .filter_map(|line| line.split_whitespace().last()?.parse::<u64>().ok())
+                .sum::<u64>();
         }
         Ok(sum)
     }

@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use area::Region;
 use area::ring::{Mapped, Words};
+use net::wait::{LOOPS, Waiter, is_core_shared};
 use serde::{Deserialize, Serialize};
 
 /// How both ends wait for bytes.
@@ -17,15 +18,45 @@ pub(crate) enum Waiting {
     Spin,
     /// The same where processes share a core: yields once after work, and otherwise every 5 us (`net::wait`).
     Round,
-    /// Sleeps in the kernel.
+    /// Sleeps in the kernel at once.
     Block,
+    /// Looks for 30 us and sleeps then, as the servers do.
+    Look,
+    /// The same where processes share a core, with the yields of `Round`.
+    LookRound,
 }
 
 impl Waiting {
+    pub(super) const ALL: [Self; 5] = [Self::Spin, Self::Round, Self::Block, Self::Look, Self::LookRound];
+
+    /// Of the peer and the application where three processes of a round run, and fewer cores than ends and servers.
+    pub(super) fn among_servers(self) -> Self {
+        match self {
+            Self::Spin if is_core_shared(LOOPS + 1) => Self::Round,
+            Self::Look if is_core_shared(LOOPS + 1) => Self::LookRound,
+            other => other,
+        }
+    }
+
+    /// The rule of a loop that looks; `None` if it only looks, or never.
+    pub(super) fn waiter(self) -> io::Result<Option<Waiter>> {
+        Ok(match self {
+            Self::Spin | Self::Block => None,
+            Self::Round | Self::LookRound => Some(Waiter::new(true)?),
+            Self::Look => Some(Waiter::new(false)?),
+        })
+    }
+
+    /// A loop that has found nothing for a while may sleep.
+    pub(super) fn sleeps(self) -> bool {
+        matches!(self, Self::Look | Self::LookRound)
+    }
+
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Spin | Self::Round => "spinning",
-            Self::Block => "blocking",
+            Self::Block => "blocking at once",
+            Self::Look | Self::LookRound => "blocking after 30 us",
         }
     }
 }

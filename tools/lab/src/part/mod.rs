@@ -15,7 +15,10 @@ use serde::{Deserialize, Serialize};
 pub(crate) use handle::Part;
 
 use crate::device_copy::{Copier, Loader, Neighbour};
-use crate::packet_send::{Near as PacketNear, Peer as PacketPeer, Stages as PacketStages};
+use crate::packet_send::{
+    HandOver as PacketHandOver, KernelStages as PacketKernelStages, Near as PacketNear, Peer as PacketPeer,
+    Stages as PacketStages,
+};
 use crate::secure_read::{IscsiInitiator, IscsiTarget, SocketInitiator, SocketTarget};
 use crate::wan_write::{Far, Near, Sink, Target, Writer};
 use crate::{Attempted, LabError};
@@ -38,6 +41,8 @@ pub(crate) enum Role {
     PacketPeer(PacketPeer),
     PacketNear(PacketNear),
     PacketStages(PacketStages),
+    PacketKernelStages(PacketKernelStages),
+    PacketHandOver(PacketHandOver),
 }
 
 impl Role {
@@ -103,5 +108,7 @@ pub fn run() -> Result<(), LabError> {
         Role::PacketPeer(role) => role.run(orders),
         Role::PacketNear(role) => role.run(orders),
         Role::PacketStages(role) => role.run(orders),
+        Role::PacketKernelStages(role) => role.run(orders),
+        Role::PacketHandOver(role) => role.run(orders),
     }
 }

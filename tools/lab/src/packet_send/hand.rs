@@ -22,7 +22,7 @@ use area::{PAGE_BYTES, Region, memfd};
 use rustix::mm::{MapFlags, ProtFlags, UserfaultfdFlags, mmap, mmap_anonymous, munmap, userfaultfd};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mode {
+pub(super) enum Mode {
     /// Both processes map the memory all the time, and nothing is done to it: who may use an area is an agreement.
     Token,
     /// As `Token`, and while an area is with a taker, the owner's mapping of it is write-protected by userfaultfd. The
@@ -36,7 +36,7 @@ pub enum Mode {
 }
 
 impl Mode {
-    pub const ALL: [Self; 4] = [Self::Token, Self::WriteProtected, Self::Reattached, Self::Copying];
+    pub(super) const ALL: [Self; 4] = [Self::Token, Self::WriteProtected, Self::Reattached, Self::Copying];
 }
 
 impl fmt::Display for Mode {
@@ -52,20 +52,20 @@ impl fmt::Display for Mode {
 
 /// What a process needs to be a [`Taker`]. The descriptors travel beside a message; the numbers in it.
 #[derive(Debug)]
-pub struct Lent {
-    pub mode: Mode,
-    pub areas: usize,
+pub(super) struct Lent {
+    pub(super) mode: Mode,
+    pub(super) areas: usize,
     /// Of one area, whole pages.
-    pub area_bytes: usize,
+    pub(super) area_bytes: usize,
     /// One for all areas, or one each if they are re-attached.
-    pub memory: Vec<OwnedFd>,
+    pub(super) memory: Vec<OwnedFd>,
     /// Of the owner's mapping: its userfaultfd, which the owner does not keep, and its address.
-    pub guard: Option<(OwnedFd, u64)>,
+    pub(super) guard: Option<(OwnedFd, u64)>,
 }
 
 /// Areas of this process, which it writes.
 #[derive(Debug)]
-pub struct Owner {
+pub(super) struct Owner {
     mode: Mode,
     areas: usize,
     area_bytes: usize,
@@ -75,7 +75,7 @@ pub struct Owner {
 
 /// Areas that another process lends.
 #[derive(Debug)]
-pub struct Taker {
+pub(super) struct Taker {
     lent: Lent,
     mapped: Mapped,
     copies: Option<(OwnedFd, Region)>,
@@ -104,7 +104,7 @@ fn part(region: &Region, area: usize, area_bytes: usize) -> *mut u8 {
 
 impl Owner {
     /// Makes `areas` areas of `area_bytes` bytes, rounded up to pages.
-    pub fn new(mode: Mode, areas: usize, area_bytes: usize) -> io::Result<Self> {
+    pub(super) fn new(mode: Mode, areas: usize, area_bytes: usize) -> io::Result<Self> {
         let area_bytes = area_bytes.next_multiple_of(PAGE_BYTES);
         let (memory, mapped) = if mode == Mode::Reattached {
             let memory: Vec<_> =
@@ -126,7 +126,7 @@ impl Owner {
     }
 
     /// For the process that takes. Write-protected areas can be lent once, because a mapping has one userfaultfd.
-    pub fn lend(&self) -> io::Result<Lent> {
+    pub(super) fn lend(&self) -> io::Result<Lent> {
         let guard = match &self.mapped {
             Mapped::Always(region) if self.mode == Mode::WriteProtected => {
                 Some((guard(region)?, region.as_ptr() as u64))
@@ -142,7 +142,7 @@ impl Owner {
     }
 
     /// Before the taker learns of the area.
-    pub fn give(&mut self, area: usize) -> io::Result<()> {
+    pub(super) fn give(&mut self, area: usize) -> io::Result<()> {
         match &self.mapped {
             Mapped::Always(_) => Ok(()),
             Mapped::Windows(windows) => windows[area].detach(),
@@ -150,7 +150,7 @@ impl Owner {
     }
 
     /// After the area came back.
-    pub fn take_back(&mut self, area: usize) -> io::Result<()> {
+    pub(super) fn take_back(&mut self, area: usize) -> io::Result<()> {
         match &self.mapped {
             Mapped::Always(_) => Ok(()),
             Mapped::Windows(windows) => windows[area].attach(self.memory[area].as_fd()),
@@ -158,13 +158,13 @@ impl Owner {
     }
 
     /// Of the area's first byte. Only while the area is here.
-    pub fn area(&self, area: usize) -> *mut u8 {
+    pub(super) fn area(&self, area: usize) -> *mut u8 {
         self.mapped.area(area, self.area_bytes)
     }
 }
 
 impl Taker {
-    pub fn new(lent: Lent) -> io::Result<Self> {
+    pub(super) fn new(lent: Lent) -> io::Result<Self> {
         let bytes = lent.areas * lent.area_bytes;
         let (mapped, copies) = match lent.mode {
             Mode::Reattached => {
@@ -187,7 +187,7 @@ impl Taker {
     }
 
     /// For the next taker. Areas that are write-protected are so already.
-    pub fn forward(&self) -> io::Result<Lent> {
+    pub(super) fn forward(&self) -> io::Result<Lent> {
         let Lent { mode, areas, area_bytes, .. } = self.lent;
         let memory = match &self.copies {
             Some((memory, _)) => vec![memfd::read_only(memory.as_fd())?],
@@ -197,7 +197,7 @@ impl Taker {
     }
 
     /// After the area has come, of which `length` bytes are used.
-    pub fn take(&mut self, area: usize, length: usize) -> io::Result<()> {
+    pub(super) fn take(&mut self, area: usize, length: usize) -> io::Result<()> {
         assert!(length <= self.lent.area_bytes, "{length} bytes of an area");
         match &self.mapped {
             Mapped::Windows(windows) => windows[area].attach(self.lent.memory[area].as_fd())?,
@@ -216,7 +216,7 @@ impl Taker {
     }
 
     /// Before the next taker learns of the area.
-    pub fn give(&mut self, area: usize) -> io::Result<()> {
+    pub(super) fn give(&mut self, area: usize) -> io::Result<()> {
         match &self.mapped {
             Mapped::Always(_) => Ok(()),
             Mapped::Windows(windows) => windows[area].detach(),
@@ -225,7 +225,7 @@ impl Taker {
 
     /// Before the owner learns that it has the area again. Areas that are write-protected must be given back by the taker
     /// that the owner lent them to, which has the userfaultfd.
-    pub fn give_back(&mut self, area: usize) -> io::Result<()> {
+    pub(super) fn give_back(&mut self, area: usize) -> io::Result<()> {
         match &self.mapped {
             Mapped::Always(_) => self.protect(area, false),
             Mapped::Windows(windows) => windows[area].detach(),
@@ -233,7 +233,7 @@ impl Taker {
     }
 
     /// Of the first byte of the area, or of its copy. Only while the area is here.
-    pub fn area(&self, area: usize) -> *const u8 {
+    pub(super) fn area(&self, area: usize) -> *const u8 {
         match &self.copies {
             Some((_, copies)) => part(copies, area, self.lent.area_bytes),
             None => self.mapped.area(area, self.lent.area_bytes),
