@@ -93,6 +93,8 @@ struct Sample {
     measured: Measured,
     /// Of the servers meanwhile.
     servers: Work,
+    /// From the application and the servers to one another.
+    switches: u64,
 }
 
 /// One send taken apart, by size and way.
@@ -262,7 +264,12 @@ fn measure(row: &Row, place: &Place, cores: &Cores, up: Option<&ServersUp>) -> R
         Role::PacketNear(Near { over, cpu: cores.application, waiting: row.waiting, measure: row.measure });
     let (_part, measured) = Part::start(&row.name(), &role)?;
     let after = servers.map(ServersUp::work).transpose()?.unwrap_or_default();
-    Ok(Sample { measured, servers: after.since(before) })
+    let servers = after.since(before);
+    // A core that inet shares with the peer alone: the switches there are none between processes of one stack.
+    let is_apart = cores.inet.is_some() && cores.inet != cores.application && cores.inet != cores.nic;
+    let [inet, nic] = servers.switches;
+    let switches = measured.switches + nic + if is_apart { 0 } else { inet };
+    Ok(Sample { measured, servers, switches })
 }
 
 /// Until it is dropped, no core of the machine leaves received memory to the core that allocated it.

@@ -197,7 +197,7 @@ impl Results {
         let ring_ns = Spread::of(self.ring_ns.iter().copied())?.median;
         let per_send = |sample: &Sample| {
             let sends = sample.measured.streamed.bytes as f64 / rows.row.bytes() as f64;
-            (sample.measured.switches + sample.servers.switches) as f64 / sends.max(1.0)
+            sample.switches as f64 / sends.max(1.0)
         };
         // Request, frame, direct return.
         let ns = |(sample, switch_us): (&Sample, &f64)| per_send(sample) * switch_us * 1e3 + 3.0 * ring_ns;

@@ -29,13 +29,14 @@ pub(super) struct ServersUp {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Work {
     pub(super) cpu: Cpu,
-    /// From the servers to other processes.
-    pub(super) switches: u64,
+    /// From `inet`, and from the driver, to other processes.
+    pub(super) switches: [u64; 2],
 }
 
 impl Work {
     pub(super) fn since(self, before: Self) -> Self {
-        Self { cpu: self.cpu.since(before.cpu), switches: self.switches.saturating_sub(before.switches) }
+        let switches = [0, 1].map(|server| self.switches[server].saturating_sub(before.switches[server]));
+        Self { cpu: self.cpu.since(before.cpu), switches }
     }
 }
 
@@ -122,7 +123,7 @@ impl ServersUp {
     pub(super) fn work(&self) -> Result<Work, LabError> {
         let ticks = rustix::param::clock_ticks_per_second() as f64;
         let mut sum = Work::default();
-        for name in ["inet", "nic"] {
+        for (server, name) in ["inet", "nic"].into_iter().enumerate() {
             let folder = PathBuf::from(format!("/proc/{}", self.pid(name)?.as_raw_nonzero()));
             let read = |file: &str| {
                 std::fs::read_to_string(folder.join(file)).attempted("read what a server has done")
@@ -135,11 +136,11 @@ impl ServersUp {
             };
             sum.cpu.user += field(11) / ticks;
             sum.cpu.system += field(12) / ticks;
-            sum.switches += read("status")?
+            sum.switches[server] = read("status")?
                 .lines()
                 .filter(|line| line.contains("ctxt_switches:"))
                 .filter_map(|line| line.split_whitespace().last()?.parse::<u64>().ok())
-                .sum::<u64>();
+                .sum();
         }
         Ok(sum)
     }

@@ -131,18 +131,13 @@ fn faster_wires(results: &Results) -> Option<String> {
         .zip(&shares)
         .map(|(wire, share)| {
             let ratio = results.wire_ratio(bytes, *wire).unwrap_or_default().median;
-            format!(
-                "{} {:.0} % ({} of the kernel's round trip)",
-                wire.name,
-                share.median * 100.0,
-                short(ratio)
-            )
+            format!("{:.0} % at {} ({} of the kernel's)", share.median * 100.0, wire.name, short(ratio))
         })
         .collect();
     let [paper_ours, paper_kernel] = PAPER_ROUND_TRIPS_256;
     Some(format!(
-        "\"A faster NIC makes hops weigh more\" {verdict}: of a round trip of 256 B processes are {}; times of wires are computed (paper, 0.1 Gbit/s: \
-         {} of the other system's round trip).",
+        "\"A faster NIC makes hops weigh more\" {verdict}: what processes add to a round trip of 256 B is {}; times of wires are computed \
+         (paper: {} of the other system's at 0.1 Gbit/s).",
         shown.join(", "),
         short(paper_ours / paper_kernel),
     ))
