@@ -262,7 +262,7 @@ fn measure(row: &Row, place: &Place, cores: &Cores, up: Option<&ServersUp>) -> R
     let before = servers.map(ServersUp::work).transpose()?.unwrap_or_default();
     let role =
         Role::PacketNear(Near { over, cpu: cores.application, waiting: row.waiting, measure: row.measure });
-    let (_part, measured) = Part::start(&row.name(), &role)?;
+    let (_part, measured) = Part::start::<Measured>(&row.name(), &role)?;
     let after = servers.map(ServersUp::work).transpose()?.unwrap_or_default();
     let servers = after.since(before);
     // A core that inet shares with the peer alone: the switches there are none between processes of one stack.

@@ -43,7 +43,7 @@ impl Rows {
 
     /// Processor seconds per GB of all processes but, where the peer sends, the peer.
     pub(super) fn cpu_per_gb(&self, sample: &Sample) -> f64 {
-        let Sample { measured, servers } = sample;
+        let Sample { measured, servers, .. } = sample;
         let ours = measured.cpu.user + measured.cpu.system + servers.cpu.user + servers.cpu.system;
         let peer = measured.streamed.cpu_us as f64 / 1e6;
         (ours + peer) / (measured.streamed.bytes as f64 / 1e9).max(1e-9)
