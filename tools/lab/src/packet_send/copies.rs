@@ -59,8 +59,10 @@ impl Copies {
     ) -> Result<Self, LabError> {
         let folder = crate::folder()?;
         let nic = format!("wire:{},loss={LOSS},seed=1", folder.path().join("wire").display());
-        let start =
-            |address: &str| ServersUp::start(program, namespace, &nic, &format!("{address}/24"), cores);
+        let start = |address: &str| {
+            let options = ["--nic", &nic, "--address", &format!("{address}/24")];
+            ServersUp::start(program, namespace, &options, cores)
+        };
         let mut both = [start(SENDER)?, start(RECEIVER)?];
         for up in &mut both {
             up.wait()?;

@@ -41,7 +41,7 @@ pub(super) struct Kills {
 /// A stream in a process of its own.
 fn stream(up: &ServersUp, cpu: Option<usize>, waiting: Waiting, is_out: bool) -> Result<Measured, LabError> {
     let near = Near {
-        over: Over::Servers { socket: up.socket() },
+        over: Over::Servers { socket: up.socket(), peer: UP.peer() },
         cpu,
         waiting,
         measure: Measure::Checked { is_out, ms: STREAM_MS },

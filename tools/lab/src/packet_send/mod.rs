@@ -11,6 +11,7 @@
 //!   servers as values, `servers.rs` as a user does.
 //! - A send taken apart: `stages.rs` by `notes.rs`, `kernel_stages.rs` by `tracefs.rs`; both become `parts.rs`.
 //! - Ways to hand memory over: `hand.rs`, measured by `hand_over.rs`. Copies: `copies.rs`. Kills: `kills.rs`.
+//! - TCP over a path that loses: `lossy.rs`.
 //! - `waiting.rs` measures the switch between processes that hops are compared with.
 //! - `results.rs` derives figures; `report.rs`, `headline.rs`, `verdicts.rs` and `plots.rs` show them.
 
@@ -21,6 +22,7 @@ mod headline;
 mod kernel;
 mod kernel_stages;
 mod kills;
+mod lossy;
 mod near;
 mod notes;
 mod ours;
@@ -51,6 +53,7 @@ use std::time::Duration;
 use copies::Copies;
 use hand_over::Handed;
 use kills::Kills;
+use lossy::{LOSSY, Lossy};
 use near::{Measured, Over, Payload};
 use parts::Parts;
 use place::{Place, UP};
@@ -125,12 +128,15 @@ pub(crate) fn run(options: &Options, observer: &mut dyn Observer) -> Result<Repo
     let mut results = Results::new(&sizes, options);
     let (kills, copies) = (options.selects(KILLS), options.selects(COPIES));
     let ring = options.selects(RING);
+    // Ten minutes of its own: only where it is asked for.
+    let lossy = !options.rows.is_empty() && options.selects(LOSSY);
     if results.rows.is_empty()
         && results.staged.is_empty()
         && results.handings.is_empty()
         && !kills
         && !copies
         && !ring
+        && !lossy
     {
         return Err(LabError::Usage("no row has such a name".to_owned()));
     }
@@ -139,7 +145,8 @@ pub(crate) fn run(options: &Options, observer: &mut dyn Observer) -> Result<Repo
     }
     let cores = Cores::of_machine();
     let place = Place::new(cores.peer)?;
-    let has_three = kills || copies || results.rows.iter().any(|rows| rows.row.stack == Stack::Three);
+    let has_three =
+        kills || copies || lossy || results.rows.iter().any(|rows| rows.row.stack == Stack::Three);
     let program = if has_three {
         let program = find();
         let missing =
@@ -151,7 +158,8 @@ pub(crate) fn run(options: &Options, observer: &mut dyn Observer) -> Result<Repo
     let up = program.as_deref().map(|program| start(program, &place, &cores)).transpose()?;
     let per_round = results.rows.len() + results.staged.len() + results.handings.len() + 1;
     let kill_steps = if kills { 2 * (sizes.kills + sizes.streams) + sizes.inet_kills } else { 0 };
-    let all = sizes.rounds * per_round + kill_steps + usize::from(copies);
+    let lossy_steps = if lossy { Lossy::steps(sizes.pairs) } else { 0 };
+    let all = sizes.rounds * per_round + kill_steps + usize::from(copies) + lossy_steps;
     let mut count = 0;
     let mut next = |doing: &str| {
         observer.on_progress(doing, f64::from(count) / all as f64);
@@ -195,12 +203,21 @@ pub(crate) fn run(options: &Options, observer: &mut dyn Observer) -> Result<Repo
     if let (true, Some(up)) = (kills, &up) {
         kill(&mut results.kills, up, &sizes, &cores, &mut next)?;
     }
+    if let (true, Some(program)) = (lossy, &program) {
+        let duration = Duration::from_millis(sizes.pair_ms);
+        results.lossy = Lossy::run(program, sizes.pairs, duration, &mut next)?;
+    }
     report::report(&results, options)
 }
 
 fn start(program: &Path, place: &Place, cores: &Cores) -> Result<ServersUp, LabError> {
     let (nic, address) = (format!("tap:{}", UP.name), format!("{}/24", UP.ours));
-    let mut up = ServersUp::start(program, &place.far, &nic, &address, [cores.inet, cores.nic])?;
+    let mut up = ServersUp::start(
+        program,
+        &place.far,
+        &["--nic", &nic, "--address", &address],
+        [cores.inet, cores.nic],
+    )?;
     up.wait()?;
     Ok(up)
 }
@@ -254,7 +271,7 @@ fn measure(row: &Row, place: &Place, cores: &Cores, up: Option<&ServersUp>) -> R
     let over = match (row.stack, up) {
         (Stack::Kernel, _) => Over::Kernel { namespace: place.near.path(), peer: Place::veth_peer() },
         (Stack::One, _) => Over::OneProcess { namespace: place.far.path() },
-        (Stack::Three, Some(up)) => Over::Servers { socket: up.socket() },
+        (Stack::Three, Some(up)) => Over::Servers { socket: up.socket(), peer: UP.peer() },
         (Stack::Three, None) => unreachable!("started for such rows"),
     };
     let _without = (!row.defers).then(WithoutDeferral::new).transpose()?;

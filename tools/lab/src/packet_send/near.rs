@@ -14,7 +14,7 @@ use super::kernel::Kernel;
 use super::ours::Ours;
 use super::pattern::Pattern;
 use super::peer::{SUNK_BYTES, Sunk, Task};
-use super::place::{HERE, UP};
+use super::place::HERE;
 use super::rig::Rig;
 use super::waiting::{Waiting, pin};
 use crate::part::{Orders, send};
@@ -150,7 +150,7 @@ pub(super) enum Over {
     /// Our stack within this process, over the TAP interface in a namespace.
     OneProcess { namespace: PathBuf },
     /// The servers that listen at a path.
-    Servers { socket: PathBuf },
+    Servers { socket: PathBuf, peer: SocketAddr },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -217,14 +217,14 @@ impl Near {
                 let connection = Ours::connect(stack, HERE.peer()).attempted("connect to the peer")?;
                 measure.take(connection, waiting)
             }
-            Over::Servers { socket } => {
+            Over::Servers { socket, peer } => {
                 pin(cpu);
                 let waiting = waiting.among_servers();
                 let stack = join(&socket)?;
                 if waiting == Waiting::Block {
                     stack.sleep_at_once();
                 }
-                let connection = Ours::connect(stack, UP.peer()).attempted("connect to the peer")?;
+                let connection = Ours::connect(stack, peer).attempted("connect to the peer")?;
                 measure.take(connection, waiting)
             }
         };

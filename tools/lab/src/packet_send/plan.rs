@@ -114,6 +114,9 @@ pub(super) struct Sizes {
     pub(super) streams: usize,
     pub(super) inet_kills: usize,
     pub(super) loss_ms: u64,
+    /// Pairs over a path that loses and reorders, in each direction.
+    pub(super) pairs: usize,
+    pub(super) pair_ms: u64,
 }
 
 impl Sizes {
@@ -131,6 +134,8 @@ impl Sizes {
             streams: if quick { 2 } else { 10 },
             inet_kills: if quick { 1 } else { 5 },
             loss_ms: if quick { 200 } else { 1000 },
+            pairs: options.reps.unwrap_or(if quick { 2 } else { 10 }),
+            pair_ms: if quick { 5000 } else { 30_000 },
         }
     }
 

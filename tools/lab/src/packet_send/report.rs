@@ -26,6 +26,7 @@ pub(super) fn report(results: &Results, options: &Options) -> Result<Report, Lab
     text += &hand_overs(results);
     text += &copies(results);
     text += &results.kills.text();
+    text += &results.lossy.text();
     text += &paragraph(&bars(results));
     text += "\n";
     for verdict in &verdicts {
@@ -251,5 +252,6 @@ fn objects(results: &Results) -> Vec<Value> {
     let copies = results.copies.iter().map(super::copies::Copies::object);
     let mut all: Vec<Value> = rows.chain(staged).chain(handings).chain(wires).chain(copies).collect();
     all.extend(results.kills.objects());
+    all.extend(results.lossy.objects());
     all
 }

@@ -5,6 +5,7 @@ use super::copies::Copies;
 use super::hand::Mode;
 use super::hand_over::Handed;
 use super::kills::Kills;
+use super::lossy::Lossy;
 use super::near::{Measure, Payload};
 use super::parts::Parts;
 use super::plan::{Row, Sizes, Stack};
@@ -22,6 +23,7 @@ pub(super) struct Results {
     pub(super) ring_ns: Vec<f64>,
     pub(super) copies: Vec<Copies>,
     pub(super) kills: Kills,
+    pub(super) lossy: Lossy,
 }
 
 impl Rows {
@@ -111,6 +113,7 @@ impl Results {
             ring_ns: Vec::new(),
             copies: Vec::new(),
             kills: Kills::default(),
+            lossy: Lossy::default(),
         }
     }
 

@@ -41,18 +41,17 @@ impl Work {
 }
 
 impl ServersUp {
-    /// Starts the servers of an interface in a namespace; [`ServersUp::wait`] before they are used.
+    /// Starts the servers in a namespace, with options of `net up`; [`ServersUp::wait`] before they are used.
     pub(super) fn start(
         program: &Path,
         namespace: &Namespace,
-        nic: &str,
-        address: &str,
+        options: &[&str],
         cores: [Option<usize>; 2],
     ) -> Result<Self, LabError> {
         let folder = crate::folder()?;
         let stderr = File::create(folder.path().join("stderr")).attempted("make a file for messages")?;
         let mut command = Command::new(program);
-        command.args(["net", "up", "--nic", nic, "--address", address]);
+        command.args(["net", "up"]).args(options);
         command.arg("--socket").arg(folder.path().join("socket"));
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(stderr);
         let child = namespace.within(|| command.spawn())?.attempted(STARTING)?;
