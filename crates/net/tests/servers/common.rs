@@ -405,8 +405,9 @@ impl Machine {
         let own = Region::shared(own.as_fd(), layout::client::CLIENT_BYTES, true).unwrap();
         let (requests, completions) = layout::client::application(&parts.channel);
         let mut servers = Commands(self.commands.clone(), client);
-        let region = servers.register(memory(REGION_BYTES).as_fd(), REGION_BYTES as u32).unwrap();
-        Raw { requests, completions, inet_bell: parts.inet_bell, client, region, own }
+        let memory = memory(REGION_BYTES);
+        let region = servers.register(memory.as_fd(), REGION_BYTES as u32).unwrap();
+        Raw { requests, completions, inet_bell: parts.inet_bell, client, region, memory, own }
     }
 
     /// The number of memory is used again; returns its next generation.
@@ -448,6 +449,8 @@ pub(crate) struct Raw {
     pub(crate) inet_bell: Doorbell,
     pub(crate) client: u32,
     pub(crate) region: (u32, u32),
+    /// Of the region.
+    pub(crate) memory: OwnedFd,
     own: Region,
 }
 

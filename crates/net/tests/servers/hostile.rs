@@ -43,7 +43,7 @@ fn socket(raw: &mut Raw) -> Request {
 }
 
 /// An established connection of a raw application to a listener of an orderly one.
-fn connected(raw: &mut Raw, listener: &TcpListener) -> (Request, TcpStream) {
+pub(crate) fn connected(raw: &mut Raw, listener: &TcpListener) -> (Request, TcpStream) {
     let at = listener.local_addr().unwrap();
     let socket = socket(raw);
     let answer = raw.answer(to(at, Request { code: request::CONNECT, ticket: 2, ..socket }));
