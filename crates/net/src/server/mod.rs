@@ -44,7 +44,7 @@ const CLIENT_LOOK_US: u64 = 1000;
 struct Quota {
     clients: usize,
     sockets: usize,
-    /// Sends not released.
+    /// Sends not released, besides one of each socket.
     tickets: u64,
 }
 

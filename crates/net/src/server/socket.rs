@@ -438,12 +438,16 @@ impl Client {
 
     fn send(&mut self, asked: &Request, protocol: &mut Protocol<'_>, quota: u64, now: Time) -> Answer {
         let (pieces, count) = self.pieces(asked)?;
-        let is_full = self.tickets >= quota;
+        let left = quota.saturating_sub(self.tickets);
         let socket = self.socket(asked.socket, asked.generation)?;
         let connection = socket.connection()?;
         if asked.ticket <= socket.sent {
             return Err(EALREADY);
         }
+        // A socket may have one send, and as many as are left: so a peer that acknowledges nothing does not take those of
+        // all other connections of its application (a dynamic threshold).
+        let own = socket.sent - socket.released;
+        let is_full = own > 0 && own >= left;
         // A send behind one that was refused is refused as well: bytes stay in order.
         if is_full || asked.ticket != socket.sent + 1 {
             return Err(EAGAIN);
