@@ -15,10 +15,10 @@ use super::peer::{PORT, Peer};
 use super::plan::Stack;
 use super::servers::ServersUp;
 use super::waiting::Waiting;
+use crate::LabError;
 use crate::part::{Part, Role};
 use crate::stats::Spread;
 use crate::wan::{ADDRESSES, INTERFACE, Namespace, Options as WanOptions, Settings, Wan};
-use crate::LabError;
 
 pub(super) const LOSSY: &str = "a path that loses and reorders 1 % at 50 ms";
 const RTT: Duration = Duration::from_millis(50);
