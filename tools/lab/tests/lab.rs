@@ -247,3 +247,53 @@ fn device_copy_refuses_as_copy_does() {
     assert!(after[..8 << 20] == before[..8 << 20] && after[8 << 20..] == before[8 << 20..]);
     place.run(&["secure-read", "--quick", "--source", "a", "--destination", "b"]).expect(2);
 }
+
+#[test]
+fn packet_send_reports_every_part() {
+    let _alone = MACHINE.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(obstacle) = lab::wan::obstacle() {
+        eprintln!("not tested: {obstacle}");
+        return;
+    }
+    let place = Place::new();
+    // What needs no `hikyaku` beside the program.
+    let rows = [
+        "round trip, 256 B, kernel",
+        "round trip, 256 B, one process",
+        "taken apart, 256 B",
+        "area handed over",
+    ];
+    let rows: Vec<&str> = rows.iter().flat_map(|row| ["--row", row]).collect();
+    let arguments =
+        [&["--quiet", "packet-send", "--quick", "--json", "--svg", "figures"], &rows[..]].concat();
+    let object = place.run(&arguments).expect(0).json();
+    assert_eq!(object["schema"], 1);
+    let rows = object["rows"].as_array().unwrap();
+    let row = |name: &str| {
+        rows.iter().find(|row| row["row"] == name).unwrap_or_else(|| panic!("{name} of {object}"))
+    };
+    for stack in ["kernel", "one process"] {
+        let found = row(&format!("round trip, 256 B, {stack}, spinning"));
+        assert!(found["p50_us"]["median"].as_f64().unwrap() > 0.0, "{found}");
+    }
+    let send = row("a send taken apart, 256 B, written in place");
+    // Every part that an application's send has; a layer may take less than a note.
+    for part in ["request from the application to inet", "TCP layer", "I/O to the NIC"] {
+        assert!(send["parts_us"][part]["median"].as_f64().unwrap() > 0.0, "{part} of {send}");
+    }
+    let whole = send["whole_us"]["median"].as_f64().unwrap();
+    let hops = send["hops_us"]["median"].as_f64().unwrap();
+    assert!(hops > 0.0 && hops < whole, "{send}");
+    assert_eq!(object["ipc_us_per_send"].as_f64().unwrap(), hops);
+    assert!(object["send_ratio_256"].as_f64().unwrap() > 0.0, "{object}");
+    let modes = &row("an area handed over, 256 B")["modes"];
+    for mode in ["token", "write-protected", "re-attached", "copying"] {
+        assert!(modes[mode]["turn_us"]["median"].as_f64().unwrap() > 0.0, "{mode} of {object}");
+    }
+    assert!(object["connections_lost"].is_null(), "nothing was killed: {object}");
+    assert!(object["rtt_ratio_256"].is_null() && object["rtt_ratio_256_one_process"].is_f64(), "{object}");
+    for figure in ["hops", "without-hops", "round-trip", "hand-over", "first-access"] {
+        let text = std::fs::read_to_string(place.path(&format!("figures/packet-send-{figure}.svg"))).unwrap();
+        assert!(text.starts_with("<svg"), "{figure}");
+    }
+}

@@ -18,18 +18,18 @@ use super::rig::memory;
 use super::stages::fork;
 use super::waiting::pin;
 use crate::part::{Orders, send};
+use crate::stats::percentile;
 use crate::{Attempted, LabError};
 
 const AREAS: usize = 4;
 /// Bytes of a cache line: an access takes one.
 const LINE_BYTES: usize = 64;
-/// Words of the channel: turns of the owner, turns of the taker, and of the taker nanoseconds of all first and of all
-/// second accesses.
+/// Words of the channel, on a cache line each: turns of the owner, turns of the taker, and of the taker, at its end, the
+/// median of first less second accesses in nanoseconds.
 const GIVEN: usize = 0;
 const RETURNED: usize = 8;
 const FIRST_NS: usize = 16;
-const SECOND_NS: usize = 24;
-const CHANNEL_WORDS: usize = 32;
+const CHANNEL_WORDS: usize = 24;
 /// A turn number that ends the taker.
 const OVER: u64 = u64::MAX;
 const LAST_SLOT: Slot = [OVER; SLOT_BYTES / 8];
@@ -46,7 +46,7 @@ pub(crate) struct HandOver {
     pub(super) cores: [Option<usize>; 2],
 }
 
-/// Of one mode, microseconds; in the order of [`Mode::ALL`].
+/// Of one mode, medians in microseconds; in the order of [`Mode::ALL`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Handed {
     /// From the owner's write at each page to the next one: handed over twice, read at each page by both, given back.
@@ -94,25 +94,26 @@ impl HandOver {
             turn += 1;
             give(turn)?;
         }
-        let warm = [FIRST_NS, SECOND_NS].map(|word| channel.load(word, Ordering::Relaxed));
         let (begin, duration) = (Instant::now(), Duration::from_millis(self.ms));
-        let from = turn;
+        let (mut last, mut turns) = (now_ns(), Vec::new());
         while begin.elapsed() < duration {
             turn += 1;
             give(turn)?;
+            let now = now_ns();
+            turns.push(now - last);
+            last = now;
         }
-        let (us, count) = (begin.elapsed().as_secs_f64() * 1e6, (turn - from) as f64);
         channel.store(GIVEN, OVER, Ordering::Release);
         wait_for(child);
-        let [first, second] =
-            [0, 1].map(|at| (channel.load([FIRST_NS, SECOND_NS][at], Ordering::Relaxed) - warm[at]) as f64);
-        Ok(Handed { turn_us: us / count, first_access_us: ((first - second) / count / 1e3).max(0.0) })
+        let us = |ns: u64| ns as f64 / 1e3;
+        let turn_us = us(percentile(&mut turns, 0.5).unwrap_or_default());
+        Ok(Handed { turn_us, first_access_us: us(channel.load(FIRST_NS, Ordering::Acquire)) })
     }
 
     fn take(&self, takers: [Taker; 2], mode: Mode, channel: &Mapped, step: usize) -> io::Result<()> {
         let [mut second, mut first] = takers;
         pin(self.cores[1]);
-        let (mut last, mut first_ns, mut second_ns) = (0, 0, 0);
+        let (mut last, mut accesses) = (0, Vec::new());
         loop {
             let turn = channel.load(GIVEN, Ordering::Acquire);
             if turn == last {
@@ -120,6 +121,8 @@ impl HandOver {
                 continue;
             }
             if turn == OVER {
+                let first_ns = percentile(&mut accesses, 0.5).unwrap_or_default();
+                channel.store(FIRST_NS, first_ns, Ordering::Release);
                 return Ok(());
             }
             last = turn;
@@ -129,10 +132,7 @@ impl HandOver {
                 let begin = now_ns();
                 let once = read(first.area(area), self.bytes, step);
                 let twice = read(first.area(area), self.bytes, step);
-                first_ns += once - begin;
-                second_ns += twice - once;
-                channel.store(FIRST_NS, first_ns, Ordering::Relaxed);
-                channel.store(SECOND_NS, second_ns, Ordering::Relaxed);
+                accesses.push((once - begin).saturating_sub(twice - once));
             } else {
                 read(first.area(area), self.bytes, step);
             }
@@ -171,7 +171,7 @@ impl HandOver {
         pin(self.cores[0]);
         let mut producer = Producer::new(own.clone(), peer.clone(), RING_SLOTS);
         let (begin, duration) = (Instant::now(), Duration::from_millis(self.ms));
-        let mut slots = 0;
+        let (mut slots, mut last, mut batches) = (0, now_ns(), Vec::new());
         while begin.elapsed() < duration {
             while producer.room().map_err(io::Error::other)? < RING_BATCH {
                 producer.consumed().map_err(io::Error::other)?;
@@ -182,8 +182,11 @@ impl HandOver {
             }
             // The consumer never sleeps.
             let _ = producer.publish();
+            let now = now_ns();
+            batches.push(now - last);
+            last = now;
         }
-        let ns = begin.elapsed().as_nanos() as f64 / slots as f64;
+        let ns = percentile(&mut batches, 0.5).unwrap_or_default() as f64 / RING_BATCH as f64;
         while producer.room().map_err(io::Error::other)? == 0 {
             producer.consumed().map_err(io::Error::other)?;
         }

@@ -2,10 +2,11 @@
 
 use serde_json::{Map, Value, json};
 
+use super::hand::Mode;
 use super::near::Payload;
 use super::parts::Parts;
 use super::plan::Stack;
-use super::results::Results;
+use super::results::{Results, SAME};
 use super::waiting::Waiting;
 use crate::fields;
 use crate::stats::{Spread, rounded};
@@ -31,9 +32,12 @@ pub(super) fn headline(results: &Results) -> Map<String, Value> {
         "ipc_ns_amortised": stream.map(|stream| stream.ns.median),
         "ipc_switches_amortised": stream.map(|stream| stream.in_switches.median),
         "direct_return_share": results.direct_share().map(rounded),
+        "copying_as_token_up_to_bytes": results.crossover(Mode::Copying, Mode::Token, SAME),
+        "copying_as_reattached_up_to_bytes": results.crossover(Mode::Copying, Mode::Reattached, 1.0),
         "bytes_copied_by_inet": (!results.copies.is_empty())
             .then(|| results.copies.iter().map(|copies| copies.copied).sum::<u64>()),
-        "connections_lost": kills.lost(),
+        "connections_lost": kills.has_run().then(|| kills.lost()),
+        "streams_with_wrong_bytes": kills.has_run().then(|| kills.wrong()),
         "gap_ms_nic": kills.pauses(),
         "gap_ms_without_kills": Spread::of(without),
         "gap_ms_inet": Spread::of(kills.inet_ms.iter().copied()),

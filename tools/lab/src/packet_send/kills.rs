@@ -114,6 +114,15 @@ impl Kills {
         Ok(())
     }
 
+    /// Whether a driver was killed.
+    pub(super) fn has_run(&self) -> bool {
+        self.directions.iter().any(|streams| streams.lost > 0 || !streams.with_ms.is_empty())
+    }
+
+    pub(super) fn wrong(&self) -> usize {
+        self.directions.iter().map(|streams| streams.wrong).sum()
+    }
+
     pub(super) fn lost(&self) -> usize {
         self.directions.iter().map(|streams| streams.lost).sum()
     }

@@ -16,10 +16,12 @@ use super::rig::memory;
 /// Steps that a process notes; the last ones.
 const NOTES: usize = 1 << 16;
 const NOTES_BYTES: usize = (FIRST + NOTES) * 8;
-/// Words: the number of notes; a [`Mode`]; then the notes, each a time above the four bits of its step.
+/// Words: the number of notes; a [`Mode`]; two results of a trace, floats; then the notes, each a time above the four bits
+/// of its step.
 const COUNT: usize = 0;
 const MODE: usize = 1;
-const FIRST: usize = 2;
+const TRACED: usize = 2;
+const FIRST: usize = 4;
 const STEP_BITS: u32 = 4;
 const _: () = assert!(Step::ALL.len() <= 1 << STEP_BITS);
 
@@ -33,6 +35,8 @@ pub(super) fn now_ns() -> u64 {
 pub(super) enum Mode {
     Quiet,
     Noting,
+    /// The driver traces its system calls.
+    Tracing,
     /// The process that notes is to end.
     Over,
 }
@@ -61,7 +65,7 @@ impl Notes {
         // A process takes the steps of one send after another; its first notes stay.
         let _ = OWN.set(self.clone());
         step::set(|step| {
-            if let Some(notes) = OWN.get().filter(|notes| notes.mode() == Mode::Noting as u64) {
+            if let Some(notes) = OWN.get().filter(|notes| notes.is(Mode::Noting)) {
                 notes.add(step, now_ns());
             }
         });
@@ -81,8 +85,19 @@ impl Notes {
         self.0.store(MODE, mode as u64, Ordering::Release);
     }
 
-    pub(super) fn is_over(&self) -> bool {
-        self.mode() == Mode::Over as u64
+    pub(super) fn is(&self, mode: Mode) -> bool {
+        self.mode() == mode as u64
+    }
+
+    pub(super) fn set_traced(&self, us: [f64; 2]) {
+        for (word, us) in us.into_iter().enumerate() {
+            self.0.store(TRACED + word, us.to_bits(), Ordering::Release);
+        }
+    }
+
+    /// Zeroes if there was no trace.
+    pub(super) fn traced(&self) -> [f64; 2] {
+        [0, 1].map(|word| f64::from_bits(self.0.load(TRACED + word, Ordering::Acquire)))
     }
 
     /// In the order of time.
@@ -127,6 +142,8 @@ mod tests {
         assert_eq!(read.len(), NOTES);
         assert_eq!(read[0], Note { step: Step::ALL[3], at_ns: 1_000_000_000_003 });
         notes.set(Mode::Over);
-        assert!(notes.is_over());
+        assert!(notes.is(Mode::Over));
+        notes.set_traced([1.5, 2.5]);
+        assert_eq!((notes.traced(), notes.read()[0]), ([1.5, 2.5], read[0]));
     }
 }

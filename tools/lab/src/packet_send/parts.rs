@@ -47,16 +47,16 @@ pub(super) const ROWS: [Row; COUNT] = [
 pub(super) const COUNT: usize = 14;
 pub(super) const PREPARE: usize = 0;
 pub(super) const TO_INET: usize = 1;
-const INET: usize = 2;
+pub(super) const INET: usize = 2;
 pub(super) const CREATION: usize = 3;
-const TCP: usize = 4;
-const IP: usize = 5;
+pub(super) const TCP: usize = 4;
+pub(super) const IP: usize = 5;
 pub(super) const ETHERNET: usize = 6;
-const PREPARE_NIC: usize = 7;
+pub(super) const PREPARE_NIC: usize = 7;
 pub(super) const TO_NIC: usize = 8;
-const NIC: usize = 9;
+pub(super) const NIC: usize = 9;
 pub(super) const DEVICE: usize = 10;
-const PREPARE_RETURN: usize = 11;
+pub(super) const PREPARE_RETURN: usize = 11;
 pub(super) const RETURN: usize = 12;
 pub(super) const PROGRAM: usize = 13;
 pub(super) const HOPS: [usize; 3] = [TO_INET, TO_NIC, RETURN];
@@ -79,6 +79,9 @@ pub(super) struct Parts {
     pub(super) released: f64,
     /// What a note takes; it is not contained in the rows.
     pub(super) note: f64,
+    /// Of the device's part, what the peer's kernel takes to receive the frame within the sender's system call; `None` if
+    /// not seen, or where it is no part of the row.
+    pub(super) reception_share: Option<f64>,
 }
 
 impl Parts {
@@ -89,6 +92,12 @@ impl Parts {
     /// The three hops.
     pub(super) fn ipc(&self) -> f64 {
         HOPS.iter().map(|&hop| self.row(hop)).sum()
+    }
+
+    /// From the call until the frame has left the sender: the device's part without the peer's reception.
+    pub(super) fn handed(&self) -> f64 {
+        let reception = self.reception_share.map_or(0.0, |share| share * self.row(DEVICE));
+        (PREPARE..=DEVICE).map(|row| self.row(row)).sum::<f64>() - reception
     }
 
     /// All rows but the hops.

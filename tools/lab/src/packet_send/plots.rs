@@ -2,7 +2,10 @@
 
 use super::hand::Mode;
 use super::near::Payload;
-use super::parts::{COUNT, DEVICE, HOPS, PREPARE, Parts, ROWS};
+use super::parts::{
+    CREATION, DEVICE, ETHERNET, HOPS, INET, IP, NIC, PREPARE, PREPARE_NIC, PREPARE_RETURN, PROGRAM, Parts,
+    TCP,
+};
 use super::plan::Stack;
 use super::results::{Results, WIRES};
 use super::waiting::Waiting;
@@ -30,7 +33,7 @@ pub(super) fn all(results: &Results) -> Result<Vec<(String, String)>, LabError> 
     )?;
     let title = "What processes add to a round trip: share of it, by wire (the wire's time is computed)";
     draw("wires", title, "%", &wires(results))?;
-    draw("hand-over", "An area handed over, and back", "us", &modes(results, |handed| handed.turn_us))?;
+    draw("hand-over", "An area handed over twice, and back", "us", &modes(results, |handed| handed.turn_us))?;
     let title = "First access after a hand-over, of all bytes";
     draw("first-access", title, "us", &modes(results, |handed| handed.first_access_us))?;
     if let Some(figure) = without_hops(results)? {
@@ -50,12 +53,8 @@ pub(super) fn hops(results: &Results) -> Series {
         name: name.to_owned(),
         values: all.iter().map(|staged| staged.part(part)).collect(),
     };
-    let mut found: Vec<_> = HOPS
-        .iter()
-        .map(|&hop| {
-            line(HOP_NAMES[HOPS.iter().position(|other| *other == hop).unwrap_or(0)], &|parts| parts.row(hop))
-        })
-        .collect();
+    let hops = HOPS.iter().zip(HOP_NAMES);
+    let mut found: Vec<_> = hops.map(|(&hop, name)| line(name, &|parts| parts.row(hop))).collect();
     found.push(line("all three", &Parts::ipc));
     Series { places: sizes(&all.iter().map(|staged| staged.bytes).collect::<Vec<_>>()), lines: found }
 }
@@ -107,6 +106,18 @@ pub(super) fn modes(results: &Results, value: fn(&super::Handed) -> f64) -> Seri
     Series { places: sizes(&places), lines: Mode::ALL.map(line).into() }
 }
 
+/// Bars of figure 8: their parts, each some rows of Table 3.
+const PARTS: [(&str, &[usize]); 7] = [
+    ("preparing requests and return, server processing", &[PREPARE, INET, PREPARE_NIC, NIC, PREPARE_RETURN]),
+    ("packet creation (kernel: with TCP and IP)", &[CREATION]),
+    ("TCP layer", &[TCP]),
+    ("IP layer", &[IP]),
+    ("Ethernet layer", &[ETHERNET]),
+    ("I/O to the NIC", &[DEVICE]),
+    ("return to the application's program", &[PROGRAM]),
+];
+const DEVICE_PART: usize = 5;
+
 /// Figure 8: a bar for each send, without the hops. Of our device's part, the first access to bytes that another process
 /// wrote stands apart.
 fn without_hops(results: &Results) -> Result<Option<String>, LabError> {
@@ -114,29 +125,24 @@ fn without_hops(results: &Results) -> Result<Option<String>, LabError> {
         let handing = results.handings.iter().find(|handing| handing.bytes == bytes)?;
         Some(handing.of(Mode::Token, |handed| handed.first_access_us)?.median)
     };
-    let kept: Vec<usize> = (0..COUNT).filter(|row| !HOPS.contains(row)).collect();
-    let mut names: Vec<&str> = kept.iter().map(|&row| ROWS[row].name).collect();
-    names.push("first access after a hand-over");
-    let mut all = Vec::new();
-    for staged in &results.staged {
-        if staged.payload == Payload::Copied && staged.stack == Stack::Three {
-            continue;
+    let bar = |staged: &Staged| {
+        let mut values = Vec::new();
+        for (_, rows) in PARTS {
+            let part = |parts: &Parts| rows.iter().map(|&row| parts.row(row)).sum();
+            values.push(staged.part(part)?.median);
         }
-        let value = |row: usize| staged.part(|parts| parts.row(row)).map(|spread| spread.median);
-        let mut values: Vec<f64> = kept.iter().map(|&row| value(row).unwrap_or(0.0)).collect();
-        if value(PREPARE).is_none() {
-            continue;
-        }
-        let first = first_access(staged.bytes).filter(|_| staged.stack == Stack::Three).unwrap_or(0.0);
-        if let Some(device) = kept.iter().position(|&row| row == DEVICE) {
-            let first = first.min(values[device]);
-            values[device] -= first;
-            values.push(first);
-        }
-        all.push((format!("{}, {}", size(staged.bytes as u64), staged.stack.name()), values));
-    }
+        let is_ours = staged.stack == Stack::Three;
+        let first = first_access(staged.bytes).filter(|_| is_ours).unwrap_or(0.0).min(values[DEVICE_PART]);
+        values[DEVICE_PART] -= first;
+        values.push(first);
+        Some((format!("{}, {}", size(staged.bytes as u64), staged.stack.name()), values))
+    };
+    let is_shown = |staged: &&Staged| staged.stack == Stack::Kernel || staged.payload == Payload::InPlace;
+    let all: Vec<_> = results.staged.iter().filter(is_shown).filter_map(bar).collect();
     if all.is_empty() {
         return Ok(None);
     }
+    let names: Vec<&str> =
+        PARTS.iter().map(|(name, _)| *name).chain(["first access after a hand-over"]).collect();
     bars("A send without its hops (figure 8)", "us, medians", &names, &all).map(Some)
 }

@@ -132,6 +132,7 @@ fn table_3(results: &Results, switch: Spread) -> String {
             add("the three hops, in switches".to_owned(), None, &|parts| parts.ipc() / switch.median);
             add("all but the hops".to_owned(), Some(8.43), &Parts::without_ipc);
         }
+        add("until the frame has left, without the peer's reception".to_owned(), None, &Parts::handed);
         add("whole send".to_owned(), Some(PAPER_SENDS[0].1[system]), &|parts| parts.whole);
         if system == 0 {
             add("until released, as without direct return".to_owned(), None, &|parts| parts.released);
@@ -179,7 +180,8 @@ fn hand_overs(results: &Results) -> String {
     if results.handings.is_empty() {
         return String::new();
     }
-    let turns = plots::modes(results, |handed| handed.turn_us).table("an area handed over and back, us");
+    let turns =
+        plots::modes(results, |handed| handed.turn_us).table("an area handed over twice and back, us");
     let first = plots::modes(results, |handed| handed.first_access_us).table("first access, us");
     let wires = plots::wires(results);
     let wires = if wires.lines.is_empty() {
@@ -230,6 +232,8 @@ fn objects(results: &Results) -> Vec<Value> {
             "runs": staged.samples.len(),
             "parts_us": parts,
             "hops_us": staged.part(Parts::ipc),
+            "handed_us": staged.part(Parts::handed),
+            "reception_share_of_nic_io": staged.part(|parts| parts.reception_share.unwrap_or(f64::NAN)),
             "whole_us": staged.part(|parts| parts.whole),
             "released_us": staged.part(|parts| parts.released),
             "note_us": staged.part(|parts| parts.note),

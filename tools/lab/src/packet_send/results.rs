@@ -92,6 +92,9 @@ impl Wire {
     }
 }
 
+/// A mode that takes at most so many times as long as another counts as no slower.
+pub(super) const SAME: f64 = 1.1;
+
 /// What hops take of each send in a stream of sends of 64 KiB.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StreamIpc {

@@ -19,6 +19,8 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 /// The application, the only client.
 const CLIENT: u32 = 0;
 const INTERFACE: u8 = 0;
+/// The same each time: for a second the peer's kernel refuses to learn another one for an address.
+const MAC: [u8; 6] = [2, 0, 10, 98, 1, 2];
 
 /// Memory and bells of one stack; each role maps what is its own.
 pub(super) struct Rig {
@@ -30,7 +32,7 @@ pub(super) struct Rig {
     /// Of the application, `inet` and the driver.
     bells: [Doorbell; 3],
     device: Opened,
-    mac: [u8; 6],
+    secret: [u8; 16],
     address: Ipv4Addr,
     start: Instant,
 }
@@ -42,6 +44,15 @@ pub(super) fn memory(bytes: usize) -> io::Result<OwnedFd> {
     let memory = memfd_create("hikyaku-lab", MemfdFlags::CLOEXEC)?;
     ftruncate(&memory, bytes as u64)?;
     Ok(memory)
+}
+
+fn secret() -> io::Result<[u8; 16]> {
+    let mut secret = [0; 16];
+    let [one, two, three] = [random_mac()?, random_mac()?, random_mac()?];
+    for (place, byte) in secret.iter_mut().zip(one.into_iter().chain(two).chain(three)) {
+        *place = byte;
+    }
+    Ok(secret)
 }
 
 fn another(bell: &Doorbell) -> io::Result<Doorbell> {
@@ -73,7 +84,7 @@ impl Rig {
             counters: memory(COUNTERS_BYTES)?,
             bells: [Doorbell::new()?, Doorbell::new()?, Doorbell::new()?],
             device,
-            mac: random_mac()?,
+            secret: secret()?,
             address,
             start: Instant::now(),
         })
@@ -90,7 +101,8 @@ impl Rig {
         let settings = Settings {
             addresses: vec![(IpAddr::V4(self.address), 24)],
             gateways: Vec::new(),
-            secret: [7; 16],
+            // Another one each time, as for `net up`: a sequence that the peer's TIME-WAIT knows costs a second.
+            secret: self.secret,
         };
         let mut server = Server::new(memory.memory(), &capacity, &settings, self.counters()?, self.now());
         let frames = Arc::new(Region::shared(self.frames.as_fd(), FRAMES_BYTES, false)?);
@@ -108,7 +120,7 @@ impl Rig {
             Maps::new(self.driver.map(1)?, self.frames.as_fd(), another(&self.bells[Self::INET])?)?;
         maps.add_client(CLIENT, self.direct.map(1)?, another(&self.bells[0])?)?;
         let device = Device::new(self.device.descriptor.try_clone()?, &Kind::Tap, self.device.mtu);
-        let link = Link { mac: self.mac, mtu: self.device.mtu, segments: true };
+        let link = Link { mac: MAC, mtu: self.device.mtu, segments: true };
         Ok(Driver::new(maps, device, link, 1))
     }
 

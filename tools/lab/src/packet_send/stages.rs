@@ -22,6 +22,7 @@ use super::parts::{Parts, rows_of};
 use super::peer::Task;
 use super::place::HERE;
 use super::rig::Rig;
+use super::tracefs::{Event, Trace};
 use super::waiting::{Waiting, pin};
 use crate::part::{Orders, send};
 use crate::stats::Spread;
@@ -51,7 +52,8 @@ const GENERATION: u32 = 1;
 /// Cores of the application, of `inet` and of the driver.
 pub(super) type Cores = [Option<usize>; 3];
 
-/// The role: sends one at a time, each after the answer to the last, first without and then with notes.
+/// The role: sends one at a time, each after the answer to the last: without notes, with notes, and while the driver
+/// traces its system calls.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Stages {
     pub(super) namespace: PathBuf,
@@ -100,25 +102,28 @@ impl Stages {
             // SAFETY: a child of this process; the call fills an int.
             unsafe { libc::waitpid(child, &raw mut status, 0) };
         }
-        let [quiet, noted] = result?;
-        let median = |until: usize| {
-            let us = quiet.iter().map(|times| times[until].saturating_sub(times[0]) as f64 / 1e3);
+        let [quiet, noted, traced] = result?;
+        let median = |all: &[Times], until: usize| {
+            let us = all.iter().map(|times| times[until].saturating_sub(times[0]) as f64 / 1e3);
             Spread::of(us).unwrap_or_default().median
         };
+        let whole = median(&quiet, 1);
+        let event = (median(&traced, 1) - whole).max(0.0) / EVENTS.len() as f64;
         let ends: Vec<_> = noted.iter().map(|times| [times[0], times[1]]).collect();
         Ok(Parts {
             rows: rows_of(&ends, &all.map(Notes::read), note_ns),
-            whole: median(1),
-            released: median(2),
+            whole,
+            released: median(&quiet, 2),
             note: note_ns / 1e3,
+            reception_share: reception_share(nic.traced().map(|us| us - event)),
         })
     }
 
-    /// Without notes, and with.
-    fn sends(&self, stack: &Stack, notes: [&Notes; 3]) -> io::Result<[Vec<Times>; 2]> {
+    /// Without notes, with notes, and traced.
+    fn sends(&self, stack: &Stack, notes: [&Notes; 3]) -> io::Result<[Vec<Times>; 3]> {
         let stream = connect(stack, HERE.peer())?;
         let warm = self.count / 4;
-        let task = Task::Echo { bytes: self.bytes as u32, count: (warm + 2 * self.count) as u32 };
+        let task = Task::Echo { bytes: self.bytes as u32, count: (2 * warm + 3 * self.count) as u32 };
         (&stream).write_all(&task.encode(Waiting::Spin.among_servers()))?;
         let mut area = Some(stack.alloc(self.bytes)?);
         let mut run = |count| self.one_by_one(&stream, &mut area, count);
@@ -128,8 +133,14 @@ impl Stages {
             notes.set(Mode::Noting);
         }
         let noted = run(self.count)?;
+        for notes in notes {
+            notes.set(Mode::Tracing);
+        }
+        // Until the driver has begun to trace.
+        run(warm)?;
+        let traced = run(self.count)?;
         stream.shutdown(Shutdown::Write)?;
-        Ok([quiet, noted])
+        Ok([quiet, noted, traced])
     }
 
     fn one_by_one(
@@ -193,7 +204,7 @@ fn serve_inet(rig: &Rig, registered: &Registered, notes: &Notes, core: Option<us
         rig.add_region_to_server(&mut server, region, GENERATION, *bytes)?;
     }
     let mut waiter = Waiter::new(true)?;
-    while !notes.is_over() {
+    while !notes.is(Mode::Over) {
         // As `net::process` has it.
         let frames = counters.frames_out.load(Ordering::Relaxed);
         let turn = match server.turn(rig.now()) {
@@ -218,7 +229,11 @@ fn serve_nic(rig: &Rig, registered: &Registered, notes: &Notes, core: Option<usi
         rig.add_region_to_driver(&mut driver, region, GENERATION, memory.as_fd(), *bytes)?;
     }
     let mut waiter = Waiter::new(true)?;
-    while !notes.is_over() {
+    let mut trace = None;
+    while !notes.is(Mode::Over) {
+        if notes.is(Mode::Tracing) && trace.is_none() {
+            trace = Some(Trace::start(&EVENTS));
+        }
         let turn = if driver.turn().map_err(io::Error::other)? { Turn::Handed } else { Turn::Nothing };
         if waiter.after(turn) == Next::Sleep && driver.arm().map_err(io::Error::other)? {
             let sources = [(rig.bell(Rig::NIC).as_fd(), PollFlags::IN), (driver.as_fd(), driver.interest())];
@@ -227,5 +242,50 @@ fn serve_nic(rig: &Rig, registered: &Registered, notes: &Notes, core: Option<usi
             rig.bell(Rig::NIC).silence();
         }
     }
+    // Without the right to trace there is no result.
+    if let Some(Ok(events)) = trace.map(|trace| trace.and_then(Trace::finish)) {
+        notes.set_traced(halves(&events));
+    }
     Ok(())
+}
+
+/// Of the driver's system call that sends a frame. A TAP interface gives the frame to the kernel's receiving side in it.
+const EVENTS: [&str; 3] =
+    ["syscalls/sys_enter_writev", "net/netif_receive_skb_entry", "syscalls/sys_exit_writev"];
+
+/// Medians of the part before the frame is received, and of the rest, microseconds.
+fn halves(events: &[Event]) -> [f64; 2] {
+    let mut columns: [Vec<f64>; 2] = Default::default();
+    for call in events.windows(3) {
+        let [enter, receive, exit] = call else { continue };
+        let names = [enter, receive, exit].map(|event| event.name.as_str());
+        if names == ["sys_writev", "netif_receive_skb_entry", "sys_writev"] {
+            columns[0].push((receive.at_ns - enter.at_ns) / 1e3);
+            columns[1].push((exit.at_ns - receive.at_ns) / 1e3);
+        }
+    }
+    columns.map(|column| Spread::of(column).unwrap_or_default().median)
+}
+
+/// `None` if there was no trace.
+fn reception_share([before, after]: [f64; 2]) -> Option<f64> {
+    (before > 0.0 && after > 0.0).then(|| after / (before + after))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_that_sends_is_divided_where_the_frame_is_received() {
+        let names = ["sys_writev", "netif_receive_skb_entry", "sys_writev", "sys_writev", "sys_writev"];
+        let events: Vec<_> = names
+            .into_iter()
+            .zip([0.0, 1000.0, 4000.0, 9000.0, 9500.0])
+            .map(|(name, at_ns)| Event { name: name.to_owned(), at_ns })
+            .collect();
+        assert_eq!(halves(&events), [1.0, 3.0]);
+        assert_eq!(reception_share([1.0, 3.0]), Some(0.75));
+        assert_eq!(reception_share(halves(&[])), None);
+    }
 }

@@ -4,7 +4,7 @@ use super::hand::Mode;
 use super::near::{Measure, Payload};
 use super::parts::{PAPER_REATTACHMENTS, PAPER_ROUND_TRIPS_256, PAPER_SENDS, Parts};
 use super::plan::Stack;
-use super::results::{Results, WIRES};
+use super::results::{Results, SAME, WIRES};
 use super::waiting::Waiting;
 use crate::stats::{Spread, short, size};
 use crate::table::Table;
@@ -150,7 +150,7 @@ fn copying(results: &Results) -> Option<String> {
     Some(format!(
         "Copying, as MINIX does, costs no more than a token up to {} (10 % more count as none), and no more than re-attaching up to {}; at {} a token takes {} us, copying {}, \
          re-attaching {}, write-protecting {}.",
-        at(results.crossover(Mode::Copying, Mode::Token, 1.1), "no size"),
+        at(results.crossover(Mode::Copying, Mode::Token, SAME), "no size"),
         at(results.crossover(Mode::Copying, Mode::Reattached, 1.0), "no size"),
         size(handing.bytes as u64),
         short(turn(Mode::Token)?),
