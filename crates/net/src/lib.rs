@@ -10,7 +10,7 @@
 //! - [`process`]: both as processes.
 //! - [`supervisor`]: starts them, and starts them again.
 //! - [`wait`]: how their loops wait.
-//! - [`control`], [`control_socket`]: messages with descriptors, off the data path.
+//! - [`control`], [`control_socket`]: messages with descriptors, off the data path; [`socket_file`]: where they are listened for.
 
 pub mod control;
 pub mod control_socket;
@@ -20,5 +20,6 @@ pub mod process;
 pub mod server;
 pub mod slot;
 pub mod socket;
+pub mod socket_file;
 pub mod supervisor;
 pub mod wait;
