@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{
-    AtFlags, FileType, Mode, OFlags, RenameFlags, Stat, chmodat, linkat, open, renameat_with, statat, unlinkat,
+    AtFlags, FileType, Mode, OFlags, RenameFlags, chmodat, linkat, open, renameat_with, statat, unlinkat,
 };
 use rustix::io::Errno;
 use rustix::net::{
@@ -72,24 +72,32 @@ impl Place {
     }
 
     /// The file itself, without following a link; `None` if there is none.
-    fn look(&self, name: &Path) -> Result<Option<Stat>, Fault> {
+    fn look(&self, name: &Path) -> Result<Option<File>, Fault> {
         match statat(&self.directory, name, AtFlags::SYMLINK_NOFOLLOW) {
-            Ok(stat) => Ok(Some(stat)),
+            Ok(stat) => Ok(Some(File {
+                device: stat.st_dev,
+                inode: stat.st_ino,
+                kind: FileType::from_raw_mode(stat.st_mode),
+            })),
             Err(Errno::NOENT) => Ok(None),
             Err(error) => Err(error.into()),
         }
     }
 
     /// Removes `name` if it is still this file.
-    fn remove(&self, name: &Path, file: &Stat) {
-        if self.look(name).is_ok_and(|found| found.is_some_and(|found| is_same(&found, file))) {
+    fn remove(&self, name: &Path, file: File) {
+        if self.look(name).is_ok_and(|found| found == Some(file)) {
             let _ = unlinkat(&self.directory, name, AtFlags::empty());
         }
     }
 }
 
-fn is_same(one: &Stat, other: &Stat) -> bool {
-    (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)
+/// Which file it is. The number of one that is open, or has another name, is not used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct File {
+    device: u64,
+    inode: u64,
+    kind: FileType,
 }
 
 /// What lies at a path.
@@ -97,13 +105,13 @@ fn is_same(one: &Stat, other: &Stat) -> bool {
 enum Found {
     Nothing,
     /// A socket on which no process listens.
-    Dead(Stat),
+    Dead(File),
     Listening(OwnedFd),
 }
 
 fn find(place: &Place, flags: SocketFlags) -> Result<Found, Fault> {
-    let Some(stat) = place.look(&place.name)? else { return Ok(Found::Nothing) };
-    match FileType::from_raw_mode(stat.st_mode) {
+    let Some(file) = place.look(&place.name)? else { return Ok(Found::Nothing) };
+    match file.kind {
         FileType::Socket => {}
         FileType::Directory => return Err(Fault::NoSocket("a directory")),
         FileType::Symlink => return Err(Fault::NoSocket("a symbolic link")),
@@ -114,7 +122,7 @@ fn find(place: &Place, flags: SocketFlags) -> Result<Found, Fault> {
     match connect(&socket, &SocketAddrUnix::new(&place.path)?) {
         Ok(()) => Ok(Found::Listening(socket)),
         Err(Errno::NOENT) => Ok(Found::Nothing),
-        Err(Errno::CONNREFUSED) => Ok(Found::Dead(stat)),
+        Err(Errno::CONNREFUSED) => Ok(Found::Dead(file)),
         // EAGAIN: more connections wait than it takes. EPROTOTYPE: a socket of another type, which is alive.
         Err(Errno::AGAIN | Errno::PROTOTYPE) => Err(Fault::InUse),
         Err(error) => Err(error.into()),
@@ -126,7 +134,7 @@ fn find(place: &Place, flags: SocketFlags) -> Result<Found, Fault> {
 pub struct Listener {
     place: Place,
     socket: OwnedFd,
-    file: Stat,
+    file: File,
 }
 
 /// What [`connect_or_listen`] became.
@@ -145,21 +153,21 @@ impl Listener {
     }
 
     /// In the place of `dead`, or of nothing; `None` if there is something else meanwhile.
-    fn at(place: Place, dead: Option<&Stat>) -> Result<Result<Self, Place>, Fault> {
+    fn at(place: Place, dead: Option<File>) -> Result<Result<Self, Place>, Fault> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
         let unnamed = PathBuf::from(format!(".net-{}", std::process::id()));
         // By the directory's descriptor: a path that is as long as the longest address has no room for this name.
         let address = format!("/proc/self/fd/{}/{}", place.directory.as_raw_fd(), unnamed.display());
         bind(&socket, &SocketAddrUnix::new(address)?)?;
-        let file = statat(&place.directory, &unnamed, AtFlags::SYMLINK_NOFOLLOW)?;
+        let file = place.look(&unnamed)?.ok_or(Errno::NOENT)?;
         let named = Self::name(&place, &unnamed, &socket, dead);
-        place.remove(&unnamed, &file);
+        place.remove(&unnamed, file);
         Ok(if named? { Ok(Self { place, socket, file }) } else { Err(place) })
     }
 
     /// Gives the socket its mode, and its name if nothing else has come there.
-    fn name(place: &Place, unnamed: &Path, socket: &OwnedFd, dead: Option<&Stat>) -> Result<bool, Fault> {
+    fn name(place: &Place, unnamed: &Path, socket: &OwnedFd, dead: Option<File>) -> Result<bool, Fault> {
         let Place { directory, name, .. } = place;
         chmodat(directory, unnamed, Mode::RUSR | Mode::WUSR, AtFlags::empty())?;
         listen(socket, BACKLOG)?;
@@ -178,7 +186,7 @@ impl Listener {
             Err(Errno::NOENT) => return Ok(false),
             Err(error) => return Err(error.into()),
         }
-        if place.look(unnamed)?.is_some_and(|file| is_same(&file, dead)) {
+        if place.look(unnamed)? == Some(dead) {
             place.remove(unnamed, dead);
             return Ok(true);
         }
@@ -194,9 +202,9 @@ pub fn connect_or_listen(path: &Path) -> Result<Joined, Fault> {
         let dead = match find(&place, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)? {
             Found::Listening(socket) => return Ok(Joined::Connected(socket)),
             Found::Nothing => None,
-            Found::Dead(stat) => Some(stat),
+            Found::Dead(file) => Some(file),
         };
-        match Listener::at(place, dead.as_ref())? {
+        match Listener::at(place, dead)? {
             Ok(listener) => return Ok(Joined::Listening(listener)),
             Err(same) => place = same,
         }
@@ -212,7 +220,7 @@ impl AsFd for Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        self.place.remove(&self.place.name, &self.file);
+        self.place.remove(&self.place.name, self.file);
     }
 }
 
@@ -286,11 +294,11 @@ mod tests {
         let path = dir.path().join("socket");
         dead(&path);
         let place = Place::new(&path).unwrap();
-        let Found::Dead(stat) = find(&place, SocketFlags::CLOEXEC).unwrap() else { panic!("it is dead") };
+        let Found::Dead(file) = find(&place, SocketFlags::CLOEXEC).unwrap() else { panic!("it is dead") };
         // Its inode is kept, or the file might get its number.
         fs::rename(&path, dir.path().join("before")).unwrap();
         fs::write(&path, "data").unwrap();
-        assert!(Listener::at(place, Some(&stat)).unwrap().is_err());
+        assert!(Listener::at(place, Some(file)).unwrap().is_err());
         assert_eq!(fs::read(&path).unwrap(), b"data");
         assert_eq!(names(dir.path()).len(), 2);
         let place = Place::new(&path).unwrap();
@@ -315,7 +323,9 @@ mod tests {
         let most = PATH_BYTES_MAX - dir.path().as_os_str().len() - 1;
         let longest = dir.path().join("s".repeat(most));
         let listener = Listener::new(&longest).unwrap();
-        assert!(UnixStream::connect(&longest).is_err_and(|error| error.raw_os_error() == Some(libc::EPROTOTYPE)));
+        assert!(
+            UnixStream::connect(&longest).is_err_and(|error| error.raw_os_error() == Some(libc::EPROTOTYPE))
+        );
         drop(listener);
         let error = Listener::new(&dir.path().join("s".repeat(most + 1))).unwrap_err().to_string();
         assert_eq!(error, "the path has 108 bytes, the path of a socket at most 107");

@@ -14,10 +14,7 @@ const BUFFER_BYTES: i32 = 8 << 20;
 /// Opens a packet socket on the interface `name` for a station with address `mac`. Needs CAP_NET_RAW, and CAP_NET_ADMIN
 /// for buffers beyond the system's limits and to bring the interface up.
 pub fn open(name: &str, mac: [u8; 6]) -> io::Result<Opened> {
-    let explain = |what: &str| {
-        let what = format!("interface {name}: {what}");
-        move |error: io::Error| io::Error::new(error.kind(), format!("{what}: {error}"))
-    };
+    let explain = |what: &'static str| move |error: io::Error| tap::explain(&error, what);
     let mtu = tap::bring_up(name)?;
     let index = index(name).map_err(explain("its number"))?;
     // SAFETY: a new descriptor, owned below. Protocol 0: nothing is received before `bind`.
@@ -121,7 +118,7 @@ fn filter(socket: &OwnedFd, mac: [u8; 6]) -> io::Result<()> {
 const SKF_AD_VLAN_TAG_PRESENT: u32 = (-0x1000i32 + 48).cast_unsigned();
 
 /// Whether a socket still belongs to an interface; that of a deleted one does not.
-pub(super) fn is_bound(socket: BorrowedFd<'_>) -> bool {
+pub(crate) fn is_bound(socket: BorrowedFd<'_>) -> bool {
     // SAFETY: plain numbers, for which zero is a value.
     let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
     let mut length = size_of_val(&address) as libc::socklen_t;

@@ -1,8 +1,8 @@
 //! A TAP interface: the kernel, or a bridge of it, is the other end of the cable.
 
-use std::fs::OpenOptions;
+use std::fs::{self, OpenOptions};
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt as _;
 
 use super::Opened;
@@ -20,20 +20,23 @@ pub fn open(name: &str) -> io::Result<Opened> {
         .write(true)
         .custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC)
         .open("/dev/net/tun")
-        .map_err(|error| explain(&error, name, "/dev/net/tun cannot be opened (module tun, or rights)"))?;
+        .map_err(|error| explain(&error, "/dev/net/tun cannot be opened"))?;
     request.ifr_ifru.ifru_flags = (libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR) as i16;
     set(&file, TUNSETIFF, &mut request).map_err(|error| {
         let why = match error.raw_os_error() {
-            Some(libc::EBUSY) => "another process has it open",
-            Some(libc::EPERM | libc::EACCES) => "making it needs CAP_NET_ADMIN",
-            Some(libc::EINVAL) => "it exists, and is no TAP of this kind",
-            _ => "no TAP interface could be made",
+            Some(libc::EBUSY) => match holder(name) {
+                Some((pid, program)) => format!("process {pid} ({program}) has it open"),
+                None => "another process has it open".to_owned(),
+            },
+            Some(libc::EPERM | libc::EACCES) => "making it needs CAP_NET_ADMIN".to_owned(),
+            Some(libc::EINVAL) => "it exists and is no TAP interface of one queue".to_owned(),
+            _ => "no TAP interface could be made".to_owned(),
         };
-        explain(&error, name, why)
+        explain(&error, &why)
     })?;
     let mut bytes = VNET_HEADER_BYTES as i32;
     set(&file, TUNSETVNETHDRSZ, &mut bytes)
-        .map_err(|error| explain(&error, name, "the size of struct virtio_net_hdr"))?;
+        .map_err(|error| explain(&error, "the size of struct virtio_net_hdr"))?;
     // Without an offload the kernel delivers frames of the MTU, with checksums; the driver takes both kinds.
     let accepts = |offloads: u64| {
         // SAFETY: takes its argument by value.
@@ -46,14 +49,45 @@ pub fn open(name: &str) -> io::Result<Opened> {
 
 // Of linux/if_tun.h.
 const TUNSETIFF: u64 = 0x4004_54ca;
+const TUNGETIFF: u64 = 0x8004_54d2;
 const TUNSETOFFLOAD: u64 = 0x4004_54d0;
 const TUNSETVNETHDRSZ: u64 = 0x4004_54d8;
 const F_CSUM: u64 = 1;
 const F_TSO4: u64 = 2;
 const F_TSO6: u64 = 4;
 
-fn explain(error: &io::Error, name: &str, what: &str) -> io::Error {
-    io::Error::new(error.kind(), format!("interface {name}: {what}: {error}"))
+/// The kind stays that of `error`; ENODEV, which has none, is `NotFound`.
+pub(super) fn explain(error: &io::Error, what: &str) -> io::Error {
+    if error.raw_os_error() == Some(libc::ENODEV) {
+        return io::Error::new(io::ErrorKind::NotFound, "no such interface");
+    }
+    io::Error::new(error.kind(), format!("{what}: {error}"))
+}
+
+/// A process of this network namespace that has the TAP interface open, and its program, as far as /proc tells this user:
+/// fdinfo of a descriptor of /dev/net/tun has a line "iff:" with the name.
+fn holder(name: &str) -> Option<(u32, String)> {
+    let own = fs::read_link("/proc/self/ns/net").ok();
+    let pids = fs::read_dir("/proc").ok()?.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    let has_it = |pid: &u32| {
+        let descriptors = fs::read_dir(format!("/proc/{pid}/fdinfo"));
+        fs::read_link(format!("/proc/{pid}/ns/net")).ok() == own
+            && descriptors.into_iter().flatten().any(|descriptor| {
+                let text = descriptor.and_then(|descriptor| fs::read_to_string(descriptor.path()));
+                text.is_ok_and(|text| text.lines().any(|line| line.strip_prefix("iff:\t") == Some(name)))
+            })
+    };
+    // The first: that of a supervisor is lower than those of its drivers.
+    let pid = pids.filter(has_it).min()?;
+    let program = fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
+    Some((pid, program.trim_end().to_owned()))
+}
+
+/// Whether the interface of this descriptor was deleted.
+pub(crate) fn is_gone(file: BorrowedFd<'_>) -> bool {
+    // SAFETY: plain numbers, for which zero is a value.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    set(&file, TUNGETIFF, &mut request).is_err_and(|error| error.raw_os_error() == Some(libc::EBADFD))
 }
 
 fn set<T>(file: &impl AsRawFd, what: u64, argument: &mut T) -> io::Result<()> {
@@ -68,7 +102,7 @@ pub(super) fn request(name: &str) -> io::Result<libc::ifreq> {
     // SAFETY: plain numbers, for which zero is a value.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     if name.is_empty() || name.len() >= request.ifr_name.len() || name.bytes().any(|byte| byte == 0) {
-        let why = format!("interface {name}: a name has 1 to {} bytes", request.ifr_name.len() - 1);
+        let why = format!("the name of an interface has 1 to {} bytes", request.ifr_name.len() - 1);
         return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
     }
     for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
@@ -83,16 +117,16 @@ pub(super) fn bring_up(name: &str) -> io::Result<u16> {
     let mut request = request(name)?;
     let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
     set(&socket, libc::SIOCGIFFLAGS, &mut request)
-        .map_err(|error| explain(&error, name, "its flags cannot be read"))?;
+        .map_err(|error| explain(&error, "its flags cannot be read"))?;
     // SAFETY: the kernel has filled in this member.
     let flags = unsafe { request.ifr_ifru.ifru_flags };
     if flags & libc::IFF_UP as i16 == 0 {
         request.ifr_ifru.ifru_flags = flags | libc::IFF_UP as i16;
         set(&socket, libc::SIOCSIFFLAGS, &mut request)
-            .map_err(|error| explain(&error, name, "it cannot be brought up"))?;
+            .map_err(|error| explain(&error, "it cannot be brought up"))?;
     }
     set(&socket, libc::SIOCGIFMTU, &mut request)
-        .map_err(|error| explain(&error, name, "its MTU cannot be read"))?;
+        .map_err(|error| explain(&error, "its MTU cannot be read"))?;
     // SAFETY: the kernel has filled in this member.
     let mtu = unsafe { request.ifr_ifru.ifru_mtu };
     Ok(u16::try_from(mtu).unwrap_or(u16::MAX))

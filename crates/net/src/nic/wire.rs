@@ -1,20 +1,18 @@
 //! A wire between the drivers of two stacks: a UNIX socket of type SOCK_SEQPACKET, one message a frame, no kernel's
 //! TCP/IP. It carries frames of at most the MTU with complete checksums, as a cable does: this side divides long ones,
-//! the other verifies. What goes wrong on the way happens on the side of the sender (`line.rs`).
+//! the other verifies. What goes wrong on the way happens on the side of the sender (`line.rs`); `end.rs` finds the other end.
 
+mod end;
 mod line;
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use rustix::net::{
-    AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen,
-    send, socket_with, sockopt,
-};
+use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, send, sockopt};
 
+pub use self::end::{End, Fault};
 use self::line::Line;
 use super::device::{Arrival, Gather, Offload, Received, Scatter, Sent};
 use super::{ETHERNET_BYTES, Opened, checksum, segment};
@@ -24,42 +22,6 @@ use crate::control;
 pub const MTU: u16 = 1500;
 /// Bytes in the socket: the kernel counts about 2.3 KiB for a frame of 1514.
 const SOCKET_BYTES: usize = 1 << 20;
-
-/// One end of the wire at `path`. The first that comes listens there, and waits until the second has connected.
-pub fn open(path: &Path) -> io::Result<Opened> {
-    join(path).map_err(|error| io::Error::new(error.kind(), format!("wire {}: {error}", path.display())))
-}
-
-fn join(path: &Path) -> io::Result<Opened> {
-    let address = SocketAddrUnix::new(path)?;
-    let new = |flags| socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    loop {
-        let socket = new(flags)?;
-        match connect(&socket, &address) {
-            Ok(()) => return opened(socket),
-            Err(Errno::NOENT) => {}
-            // The file of a stack that ended while it waited.
-            Err(Errno::CONNREFUSED) => std::fs::remove_file(path)?,
-            Err(error) => return Err(error.into()),
-        }
-        // The socket gets its name when it listens: before, one that connects would take it for a dead one.
-        let unnamed = path.with_added_extension(std::process::id().to_string());
-        let listener = new(SocketFlags::CLOEXEC)?;
-        bind(&listener, &SocketAddrUnix::new(&unnamed)?)?;
-        let named =
-            listen(&listener, 1).map_err(io::Error::from).and_then(|()| std::fs::hard_link(&unnamed, path));
-        std::fs::remove_file(&unnamed)?;
-        match named {
-            Ok(()) => {}
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
-            Err(error) => return Err(error),
-        }
-        let socket = accept_with(&listener, flags);
-        std::fs::remove_file(path)?;
-        return opened(socket?);
-    }
-}
 
 /// Both ends of a wire within one process.
 pub fn pair() -> io::Result<[Opened; 2]> {

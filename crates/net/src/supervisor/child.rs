@@ -195,6 +195,11 @@ impl Child {
         }
     }
 
+    /// Logs no more of what it writes.
+    pub(super) fn silence(&mut self) {
+        self.stderr = None;
+    }
+
     fn log_line(&mut self) {
         if self.lines < LINES_MAX {
             let (name, pid) = (self.name, self.process.id());

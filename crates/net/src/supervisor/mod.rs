@@ -6,12 +6,14 @@
 //! sleeps.
 //!
 //! - [`config`]: what it is asked for; `succession`, `clients`, `watch`: its state, without processes.
-//! - `child`: one process; `world`: all processes and memory of one life of `inet`; `status`: what `net status` shows.
+//! - `child`: one process; `world`: all processes and memory of one life of `inet`; `link`: what is behind the drivers;
+//!   `status`: what `net status` shows.
 
 mod child;
 mod clients;
 pub mod config;
 mod connections;
+mod link;
 mod memory;
 mod status;
 mod succession;
@@ -20,24 +22,22 @@ mod world;
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd as _, OwnedFd};
-use std::os::unix::fs::PermissionsExt as _;
 
 use inet::Time;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::{
-    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
-};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use thiserror::Error;
 
 use self::child::{Child, ending};
 use self::config::Config;
 use self::connections::{Connection, Connections, Received};
+use self::link::{Change, Link};
 use self::succession::Backoff;
 use self::watch::LOOK_US;
 use self::world::{Notice, World};
 use crate::control::{FromClient, ToClient};
-use crate::nic::Opened;
+use crate::nic::wire;
+use crate::socket_file::{self, Listener};
 use crate::wait::now;
 
 /// Time for resets of connections to leave when the supervisor ends.
@@ -48,11 +48,13 @@ const END_US: u64 = 20_000;
 #[derive(Debug, Error)]
 pub enum Fault {
     #[error("{0}")]
-    Socket(io::Error),
-    #[error("another process serves it")]
-    SocketInUse,
+    Socket(socket_file::Fault),
     #[error("{0}")]
     Nic(io::Error),
+    #[error(transparent)]
+    Wire(#[from] wire::Fault),
+    #[error("the interface is gone: it was deleted, or moved to another network namespace")]
+    Gone,
     #[error("a server cannot be started: {0}")]
     Start(io::Error),
     #[error("the driver ends as soon as it is started: {0}")]
@@ -63,20 +65,32 @@ pub enum Fault {
     Wait(io::Error),
 }
 
-/// Serves until a signal (SIGTERM, SIGINT) ends it. `on_up` is called once, when applications can join.
+/// What happens once in the life of a supervisor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// It has the socket, and waits for the other end of its wire.
+    WaitingForWire,
+    /// Applications can join.
+    Up,
+}
+
+/// Serves until a signal (SIGTERM, SIGINT) ends it.
 ///
 /// The calling thread must be the only one: signals are blocked, and servers die with the thread that started them.
-pub fn run(config: &Config, on_up: &mut dyn FnMut()) -> Result<(), Fault> {
-    // Blocks for a wire until the other end is there: before signals are caught.
-    let opened = config.nic.open(config.mac).map_err(Fault::Nic)?;
-    let door = Door::open(config)?;
+pub fn run(config: &Config, on_event: &mut dyn FnMut(Event)) -> Result<(), Fault> {
+    // First: what follows makes files, which are removed at an orderly end.
     let signals = Signals::catch().map_err(Fault::Wait)?;
+    let door = Listener::new(&config.socket).map_err(Fault::Socket)?;
+    let link = Link::open(&config.nic, config.mac)?;
     // Each application needs up to 80 descriptors. With the old limit, there are fewer applications.
     let limit = getrlimit(Resource::Nofile);
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+    if !link.is_joined() {
+        on_event(Event::WaitingForWire);
+    }
     let mut supervisor = Supervisor {
         config,
-        opened,
+        link,
         door,
         signals,
         world: None,
@@ -88,45 +102,7 @@ pub fn run(config: &Config, on_up: &mut dyn FnMut()) -> Result<(), Fault> {
         looked_at: now(),
         ends_at: None,
     };
-    supervisor.serve(on_up)
-}
-
-/// The listening socket; its file is removed in the end.
-#[derive(Debug)]
-struct Door<'a> {
-    config: &'a Config,
-    listener: OwnedFd,
-}
-
-impl<'a> Door<'a> {
-    fn open(config: &'a Config) -> Result<Self, Fault> {
-        let fault = |error: rustix::io::Errno| Fault::Socket(error.into());
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let new = || socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).map_err(fault);
-        let address = SocketAddrUnix::new(&config.socket).map_err(fault)?;
-        match connect(new()?, &address) {
-            Ok(()) | Err(rustix::io::Errno::AGAIN) => return Err(Fault::SocketInUse),
-            // The file of a supervisor that was killed.
-            Err(rustix::io::Errno::CONNREFUSED) => {
-                std::fs::remove_file(&config.socket).map_err(Fault::Socket)?;
-            }
-            Err(_) => {}
-        }
-        let listener = new()?;
-        bind(&listener, &address).map_err(fault)?;
-        let door = Self { config, listener };
-        // Before it listens: no connection can be made while the mode is wider.
-        let owner = std::fs::Permissions::from_mode(0o600);
-        std::fs::set_permissions(&config.socket, owner).map_err(Fault::Socket)?;
-        listen(&door.listener, 16).map_err(fault)?;
-        Ok(door)
-    }
-}
-
-impl Drop for Door<'_> {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.config.socket);
-    }
+    supervisor.serve(&mut || on_event(Event::Up))
 }
 
 /// Signals as a descriptor.
@@ -174,6 +150,9 @@ enum Source {
     Log(Server),
     Signal,
     Door,
+    /// A stack comes to the wire; the other end of the wire has ended.
+    WireDoor,
+    WireEnded,
     Connection(u64),
 }
 
@@ -186,8 +165,9 @@ enum Server {
 
 struct Supervisor<'a> {
     config: &'a Config,
-    opened: Opened,
-    door: Door<'a>,
+    link: Link<'a>,
+    /// Where applications join.
+    door: Listener,
     signals: Signals,
     /// `None` until the next start of `inet` is due.
     world: Option<World>,
@@ -243,14 +223,18 @@ impl Supervisor<'_> {
     /// Does what is due: starts, looks for hangs, ends connections that said nothing.
     fn settle(&mut self) -> Result<(), Fault> {
         let now = now();
-        if self.world.is_none() && self.start_at <= now && self.ends_at.is_none() {
+        let opened = self.link.opened();
+        if opened.is_some() && self.world.is_none() && self.start_at <= now && self.ends_at.is_none() {
             self.world = Some(World::start(self.config, now).map_err(Fault::Start)?);
         }
-        if let Some(world) = &mut self.world {
-            world.settle(self.config, &self.opened, now);
+        if let (Some(world), Some(opened)) = (&mut self.world, opened) {
+            world.settle(self.config, opened, now);
             if now.since(self.looked_at) >= LOOK_US {
                 self.looked_at = now;
-                world.look_for_hangs(self.opened.descriptor.as_fd(), now);
+                if self.link.is_gone() {
+                    return Err(self.gone());
+                }
+                world.look_for_hangs(opened.descriptor.as_fd(), now);
             }
             if world.is_up() && self.ends_at.is_none() {
                 for number in self.connections.waiting() {
@@ -266,9 +250,11 @@ impl Supervisor<'_> {
     }
 
     fn deadline(&self) -> Time {
-        let world = self.world.as_ref();
-        let start = world.map_or(self.start_at, |world| world.succession.deadline());
-        let look = self.looked_at.after(LOOK_US);
+        let (start, look) = match &self.world {
+            Some(world) => (world.succession.deadline(), self.looked_at.after(LOOK_US)),
+            None if self.link.opened().is_some() => (self.start_at, Time::NEVER),
+            None => (Time::NEVER, Time::NEVER),
+        };
         let end = self.ends_at.unwrap_or(Time::NEVER);
         [start, look, end, self.connections.deadline()].into_iter().min().unwrap_or(Time::NEVER)
     }
@@ -291,15 +277,21 @@ impl Supervisor<'_> {
         }
         sources.push((Source::Signal, self.signals.0.as_fd()));
         if self.connections.has_room() {
-            sources.push((Source::Door, self.door.listener.as_fd()));
+            sources.push((Source::Door, self.door.as_fd()));
         }
+        sources.extend(self.link.listener().map(|listener| (Source::WireDoor, listener)));
+        sources.extend(self.link.wire().map(|wire| (Source::WireEnded, wire)));
         sources.extend(
             self.connections
                 .all()
                 .map(|connection| (Source::Connection(connection.number), connection.as_fd())),
         );
-        let mut polled: Vec<PollFd<'_>> =
-            sources.iter().map(|(_, source)| PollFd::from_borrowed_fd(*source, PollFlags::IN)).collect();
+        // Of a wire the frames are the driver's: only that it hangs up, which is always reported.
+        let flags = |source| if source == Source::WireEnded { PollFlags::empty() } else { PollFlags::IN };
+        let mut polled: Vec<PollFd<'_>> = sources
+            .iter()
+            .map(|&(source, descriptor)| PollFd::from_borrowed_fd(descriptor, flags(source)))
+            .collect();
         let wait_us = self.deadline().since(now());
         let timeout = Timespec {
             tv_sec: (wait_us / 1_000_000).cast_signed(),
@@ -319,10 +311,13 @@ impl Supervisor<'_> {
         let now = now();
         match source {
             Source::DriverEnded => {
-                if let Some(world) = &mut self.world
+                if self.link.is_gone() {
+                    return Err(self.gone());
+                }
+                if let (Some(world), Some(opened)) = (&mut self.world, self.link.opened())
                     && let Some(ended) = world.on_driver_ended(now)
                 {
-                    world.settle(self.config, &self.opened, now);
+                    world.settle(self.config, opened, now);
                     world.report_driver(ended, now);
                 }
                 return Ok(true);
@@ -340,6 +335,8 @@ impl Supervisor<'_> {
             Source::Driver => self.with_world(World::on_driver_readable),
             Source::Inet => self.with_world(World::on_inet_readable),
             Source::Spare => self.with_world(World::on_spare_readable),
+            // What it says may be that there is no interface.
+            Source::Log(Server::Driver) if self.link.is_gone() => return Err(self.gone()),
             Source::Log(server) => self.with_world(|world| {
                 let child = match server {
                     Server::Inet => Some(&mut world.inet),
@@ -349,10 +346,36 @@ impl Supervisor<'_> {
                 child.map(Child::log).unwrap_or_default();
             }),
             Source::Signal => self.on_signal(now),
-            Source::Door => self.connections.accept(self.door.listener.as_fd(), now),
+            Source::Door => self.connections.accept(self.door.as_fd(), now),
+            Source::WireDoor => {
+                let change = self.link.accept();
+                self.on_wire(change, now);
+                return Ok(true);
+            }
+            Source::WireEnded => {
+                tracing::warn!("the other end of {} has ended; another one can join it", self.config.nic);
+                let change = self.link.on_hang_up()?;
+                self.on_wire(change, now);
+                return Ok(true);
+            }
             Source::Connection(number) => self.on_connection(number),
         }
         Ok(false)
+    }
+
+    fn on_wire(&mut self, change: Change, now: Time) {
+        if change == Change::Joined
+            && let Some(world) = &mut self.world
+        {
+            tracing::info!("{} has another end again", self.config.nic);
+            world.replace_drivers(now);
+        }
+    }
+
+    /// The interface was deleted: of its drivers' last lines this is the cause.
+    fn gone(&mut self) -> Fault {
+        self.with_world(World::silence_drivers);
+        Fault::Gone
     }
 
     fn with_world(&mut self, act: impl FnOnce(&mut World)) {

@@ -26,7 +26,7 @@ impl Supervisor<'_> {
                 Nic::Wire(path, _) => format!("wire:{}", path.display()),
             },
             "mac": show_mac(config.mac),
-            "mtu_bytes": self.opened.mtu,
+            "mtu_bytes": self.link.mtu(),
             "addresses": addresses,
             "gateways": config.gateways.iter().map(ToString::to_string).collect::<Vec<_>>(),
             "clients_max": config.clients_max,

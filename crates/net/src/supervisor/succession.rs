@@ -124,6 +124,12 @@ impl Succession {
         self.pause(0, now);
     }
 
+    /// The spare was ended by its owner: another one starts at once.
+    pub(super) fn on_spare_removed(&mut self, now: Time) {
+        self.spare = Spare::None;
+        self.start_at = now;
+    }
+
     fn pause(&mut self, served_us: u64, now: Time) {
         match self.backoff.on_end(served_us) {
             Some(delay_us) => self.start_at = self.start_at.max(now.after(delay_us)),

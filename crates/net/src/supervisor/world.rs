@@ -51,6 +51,8 @@ pub(super) struct World {
     /// Of drivers that have ended.
     former: Counts,
     notices: Vec<Notice>,
+    /// The driver has another device than its successor will have.
+    is_driver_obsolete: bool,
     /// A driver has attached to `inet`.
     has_link: bool,
     has_been_up: bool,
@@ -96,6 +98,7 @@ impl World {
             applications: BTreeMap::new(),
             former: Counts::default(),
             notices: Vec::new(),
+            is_driver_obsolete: false,
             has_link: false,
             has_been_up: false,
             last_end: String::new(),
@@ -206,6 +209,11 @@ impl World {
                 if !self.has_been_up {
                     report_missing("nic", &missing);
                 }
+                if self.is_driver_obsolete
+                    && let Some(driver) = &mut self.driver
+                {
+                    driver.kill();
+                }
             }
             // What a spare maps is mapped before it works: messages come in order.
             Some(FromNic::Mapped { .. }) | None => {}
@@ -227,6 +235,18 @@ impl World {
 
     // What becomes of processes.
 
+    /// The device is another one. The driver ends when a successor with the new one is ready.
+    pub(super) fn replace_drivers(&mut self, now: Time) {
+        self.spare = None;
+        self.succession.on_spare_removed(now);
+        self.is_driver_obsolete = self.driver.is_some();
+    }
+
+    /// Logs no more of what drivers say.
+    pub(super) fn silence_drivers(&mut self) {
+        self.driver.iter_mut().chain(&mut self.spare).for_each(Child::silence);
+    }
+
     /// The driver's process has ended. To be called first of all: connections wait.
     pub(super) fn on_driver_ended(&mut self, now: Time) -> Option<Child> {
         self.succession.on_driver_ended(now);
@@ -242,12 +262,25 @@ impl World {
     pub(super) fn report_driver(&mut self, mut driver: Child, now: Time) {
         let status = driver.ended();
         self.last_end = status.map_or("it was killed".to_owned(), ending);
-        let gap_us = crate::wait::now().since(now);
-        let next = match &self.driver {
-            Some(next) => format!("driver {} serves since {gap_us} us", next.pid()),
-            None => "no spare is ready".to_owned(),
-        };
-        tracing::warn!("driver {} ended ({}): {next}", driver.pid(), self.last_end);
+        let (ended, end) = (driver.pid(), &self.last_end);
+        let is_replaced = std::mem::take(&mut self.is_driver_obsolete);
+        match &self.driver {
+            Some(next) if is_replaced => {
+                tracing::info!("driver {} replaces driver {ended} on the new wire", next.pid());
+            }
+            Some(next) => {
+                let gap_ms = crate::wait::now().since(now) as f64 / 1e3;
+                tracing::warn!(
+                    "driver {} took over {gap_ms:.1} ms after driver {ended} ended ({end})",
+                    next.pid()
+                );
+            }
+            None => {
+                tracing::warn!(
+                    "driver {ended} ended ({end}); no spare is ready, another one is being started"
+                );
+            }
+        }
     }
 
     pub(super) fn on_spare_ended(&mut self, now: Time) {

@@ -171,33 +171,3 @@ fn a_wire_whose_other_end_is_gone_is_a_link_that_is_down() {
     assert!(driver.interest().is_empty(), "a dead socket is always ready");
     assert_eq!(driver.deadline(), None);
 }
-
-#[test]
-fn the_first_stack_listens_and_the_second_connects() {
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("wire");
-    // What a stack left that was killed while it waited.
-    drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
-    let first = {
-        let path = path.clone();
-        std::thread::spawn(move || wire::open(&path).unwrap())
-    };
-    let is_there = || rustix::fs::stat(&path).is_ok();
-    let second = loop {
-        // A stream listener answers EPROTOTYPE until the first stack has replaced it.
-        if let Ok(end) = connect_only(&path) {
-            break end;
-        }
-        std::thread::sleep(Duration::from_millis(1));
-    };
-    let first = first.join().unwrap();
-    assert!(!is_there(), "a third stack makes a wire of its own");
-    rustix::io::write(&second, b"a frame").unwrap();
-    assert_eq!(rustix::io::read(&first.descriptor, &mut [0; 20]), Ok(7));
-}
-
-fn connect_only(path: &std::path::Path) -> rustix::io::Result<OwnedFd> {
-    let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None)?;
-    rustix::net::connect(&socket, &rustix::net::SocketAddrUnix::new(path)?)?;
-    Ok(socket)
-}
