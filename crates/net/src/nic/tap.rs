@@ -29,7 +29,7 @@ pub fn open(name: &str) -> io::Result<Opened> {
                 None => "another process has it open".to_owned(),
             },
             Some(libc::EPERM | libc::EACCES) => "making it needs CAP_NET_ADMIN".to_owned(),
-            Some(libc::EINVAL) => "it exists and is no TAP interface of one queue".to_owned(),
+            Some(libc::EINVAL) => "it exists and is not a TAP interface, or one of several queues".to_owned(),
             _ => "no TAP interface could be made".to_owned(),
         };
         explain(&error, &why)
@@ -111,15 +111,29 @@ pub(super) fn request(name: &str) -> io::Result<libc::ifreq> {
     Ok(request)
 }
 
+/// Whether the interface is there, and set down.
+pub(crate) fn is_down(name: &str) -> bool {
+    let flags = request(name).and_then(|mut request| flags(&socket()?, &mut request));
+    flags.is_ok_and(|flags| flags & libc::IFF_UP as i16 == 0)
+}
+
+/// For requests about interfaces, of the network namespace of this process.
+fn socket() -> io::Result<OwnedFd> {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+    Ok(socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?)
+}
+
+fn flags(socket: &OwnedFd, request: &mut libc::ifreq) -> io::Result<i16> {
+    set(socket, libc::SIOCGIFFLAGS, request)?;
+    // SAFETY: the kernel has filled in this member.
+    Ok(unsafe { request.ifr_ifru.ifru_flags })
+}
+
 /// Sets the interface up, if it is not, and reads its MTU.
 pub(super) fn bring_up(name: &str) -> io::Result<u16> {
-    use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
     let mut request = request(name)?;
-    let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
-    set(&socket, libc::SIOCGIFFLAGS, &mut request)
-        .map_err(|error| explain(&error, "its flags cannot be read"))?;
-    // SAFETY: the kernel has filled in this member.
-    let flags = unsafe { request.ifr_ifru.ifru_flags };
+    let socket = socket()?;
+    let flags = flags(&socket, &mut request).map_err(|error| explain(&error, "its flags cannot be read"))?;
     if flags & libc::IFF_UP as i16 == 0 {
         request.ifr_ifru.ifru_flags = flags | libc::IFF_UP as i16;
         set(&socket, libc::SIOCSIFFLAGS, &mut request)

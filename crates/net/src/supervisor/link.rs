@@ -65,6 +65,14 @@ impl<'a> Link<'a> {
         }
     }
 
+    /// The interface is there, and set down.
+    pub(super) fn is_down(&self) -> bool {
+        match self.nic {
+            Nic::Tap(name) | Nic::Packet(name) => tap::is_down(name),
+            Nic::Wire(..) => false,
+        }
+    }
+
     /// Readable when a stack comes to the wire: [`Link::accept`].
     pub(super) fn listener(&self) -> Option<BorrowedFd<'_>> {
         self.end.as_ref().and_then(wire::End::listener)

@@ -7,12 +7,13 @@
 //!
 //! - [`config`]: what it is asked for; `succession`, `clients`, `watch`: its state, without processes.
 //! - `child`: one process; `world`: all processes and memory of one life of `inet`; `link`: what is behind the drivers;
-//!   `status`: what `net status` shows.
+//!   `status`, `cost`: what `net status` shows.
 
 mod child;
 mod clients;
 pub mod config;
 mod connections;
+mod cost;
 mod link;
 mod memory;
 mod status;

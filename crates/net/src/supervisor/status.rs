@@ -4,6 +4,7 @@ use serde_json::{Map, Value, json};
 
 use super::child::Child;
 use super::config::{Nic, show_mac};
+use super::cost;
 use super::memory::{Shared, progress};
 use super::world::World;
 use super::{Supervisor, now};
@@ -30,7 +31,8 @@ impl Supervisor<'_> {
             "addresses": addresses,
             "gateways": config.gateways.iter().map(ToString::to_string).collect::<Vec<_>>(),
             "clients_max": config.clients_max,
-            "is_up": self.world.as_ref().is_some_and(World::is_up),
+            "is_up": self.state() == "up",
+            "state": self.state(),
             "servers": self.servers(),
             "applications": self.applications(),
             "rings": self.world.as_ref().map(rings).unwrap_or_default(),
@@ -39,6 +41,20 @@ impl Supervisor<'_> {
             add_counters(&mut status, world);
         }
         status
+    }
+
+    /// In one word what works, or why nothing does.
+    fn state(&self) -> &'static str {
+        match &self.world {
+            None if self.link.opened().is_none() => "waiting_for_wire",
+            Some(world) if world.is_up() => match world.driver {
+                None => "no_driver",
+                Some(_) if !self.link.is_joined() => "wire_ended",
+                Some(_) if self.link.is_down() => "interface_down",
+                Some(_) => "up",
+            },
+            None | Some(_) => "starting",
+        }
     }
 
     fn servers(&self) -> Vec<Value> {
@@ -51,6 +67,8 @@ impl Supervisor<'_> {
                 "up_s": now.since(child.started_at) as f64 / 1e6,
                 "restarts": restarts,
                 "is_ready": child.is_ready,
+                "cpu_s": cost::cpu_s(child.pid()),
+                "private_bytes": cost::private_bytes(child.pid()),
             })
         };
         let inet = server("inet", &world.inet, Some(self.inet_restarts));

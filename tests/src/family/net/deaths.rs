@@ -32,7 +32,6 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) {
     cases.check("inet-killed", || inet_killed(context));
     cases.check("inet-stopped", || inet_stopped(context));
     cases.check("bind-at-once", || bind_at_once(context));
-    cases.check("interface-gone", || interface_gone(context));
 }
 
 /// Kills drivers in a transfer. Returns the longest pause after each kill, ascending, in milliseconds.
@@ -123,17 +122,4 @@ fn inet_stopped(context: &Context) -> Result<()> {
     let socket = net::socket::TcpListener::bind(&stack, (super::place::STACK, 4600));
     ensure!(socket.is_err_and(|error| error.kind() == ErrorKind::ConnectionReset), "it works");
     wait_until(LIMIT, || Ok(of(&net.status(context)?, "inet")["restarts"] == 1))
-}
-
-/// Drivers without an interface end at once; the supervisor does not go on for ever.
-fn interface_gone(context: &Context) -> Result<()> {
-    let mut net = Net::up(context, "gone", &[])?;
-    net.ip(&["link", "del", "tap0"])?;
-    wait_until(LIMIT, || Ok(net.supervisor.ended()))?;
-    let log = net.supervisor.stderr();
-    demand!(
-        log.contains("the network interface is gone")
-            && log.contains("the driver ends as soon as it is started"),
-        "{log}"
-    )
 }

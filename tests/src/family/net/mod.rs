@@ -1,11 +1,13 @@
 //! `net up`: two confined servers and applications, beside the kernel's TCP in a network namespace. What they may do is
-//! read in /proc; drivers and `inet` are killed and stopped under load; applications lie.
+//! read in /proc; drivers and `inet` are killed and stopped under load; applications lie; users err.
 
 mod confinement;
 mod deaths;
 mod hostile;
+mod mistakes;
 mod place;
 mod service;
+mod wires;
 
 use anyhow::Result;
 
@@ -23,5 +25,7 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
     confinement::examine(context, cases);
     deaths::examine(context, cases);
     hostile::examine(context, cases);
+    wires::examine(context, cases);
+    mistakes::examine(context, cases);
     Ok(())
 }

@@ -24,30 +24,49 @@ pub(super) const STACK: &str = "10.78.0.2";
 const PATTERN_BYTES: usize = 1_000_003;
 const CHUNK_BYTES: usize = 64 << 10;
 
+/// A network namespace.
+pub(super) struct Namespace(String);
+
+impl Namespace {
+    pub(super) fn new(of: &str) -> Result<Self> {
+        let name = format!("net-{of}-{}", std::process::id());
+        ip(&["netns", "add", &name])?;
+        Ok(Self(name))
+    }
+
+    pub(super) fn ip(&self, arguments: &[&str]) -> Result<()> {
+        ip(&[&["-n", &self.0], arguments].concat())
+    }
+
+    pub(super) fn enter<'c>(&self, command: &'c mut std::process::Command) -> &'c mut std::process::Command {
+        Surroundings::network(&self.0).apply(command);
+        command
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        let _ = ip(&["netns", "del", &self.0]);
+    }
+}
+
 /// The servers, and the kernel at the other end of their interface.
 pub(super) struct Net {
     dir: TempDir,
-    name: String,
+    // Before the namespace: it goes first.
     pub(super) supervisor: Running,
+    namespace: Namespace,
 }
 
 impl Net {
     pub(super) fn up(context: &Context, of: &str, more: &[&str]) -> Result<Self> {
         let dir = scratch()?;
-        let name = format!("net-{of}-{}", std::process::id());
-        ip(&["netns", "add", &name])?;
+        let namespace = Namespace::new(of)?;
         let mut command = context.command();
         command.args(["net", "up", "--nic", "tap:tap0", "--address", &format!("{STACK}/24"), "--socket"]);
         command.arg(dir.path().join("socket")).args(more);
-        Surroundings::network(&name).apply(&mut command);
-        let supervisor = Running::start(&mut command);
-        let mut net = match supervisor {
-            Ok(supervisor) => Self { dir, name, supervisor },
-            Err(error) => {
-                ip(&["netns", "del", &name])?;
-                return Err(error);
-            }
-        };
+        let supervisor = Running::start(namespace.enter(&mut command))?;
+        let mut net = Self { dir, supervisor, namespace };
         net.supervisor.wait_stdout("line of an address", LIMIT, |text| {
             let is_there = text.lines().any(|line| line.starts_with(&format!("{STACK}/24 on tap0, mac ")));
             is_there.then_some(())
@@ -65,18 +84,17 @@ impl Net {
     }
 
     pub(super) fn ip(&self, arguments: &[&str]) -> Result<()> {
-        ip(&[&["-n", &self.name], arguments].concat())
+        self.namespace.ip(arguments)
     }
 
     /// Runs a command beside the kernel's end.
     pub(super) fn run(&self, command: &mut std::process::Command) -> Result<Output> {
-        Surroundings::network(&self.name).apply(command);
-        run(command, LIMIT)
+        run(self.namespace.enter(command), LIMIT)
     }
 
     /// Runs `work` on a thread beside the kernel's end: its sockets are those of the kernel there.
     pub(super) fn within<T: Send>(&self, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
-        within(&CString::new(format!("/run/netns/{}", self.name))?, work)
+        within(&CString::new(format!("/run/netns/{}", self.namespace.0))?, work)
     }
 
     pub(super) fn join(&self) -> Result<Stack> {
@@ -114,13 +132,6 @@ impl Net {
 
 /// Both ends of a connection: the kernel's and the application's.
 pub(super) type Pair = (TcpStream, net::socket::TcpStream);
-
-impl Drop for Net {
-    fn drop(&mut self) {
-        self.supervisor.kill();
-        let _ = ip(&["netns", "del", &self.name]);
-    }
-}
 
 fn ip(arguments: &[&str]) -> Result<()> {
     run(program("ip")?.args(arguments), LIMIT)?.success().map(drop)

@@ -107,8 +107,13 @@ fn status(context: &Context) -> Result<()> {
     let rings = status["rings"].as_array().map_or(0, Vec::len);
     ensure!(rings == 6 && status["applications"][0]["pid"] == std::process::id(), "{status}");
     let socket = net.socket().display().to_string();
+    for server in ["inet", "nic"] {
+        let (cpu_s, private) = (of(&status, server)["cpu_s"].as_f64(), &of(&status, server)["private_bytes"]);
+        ensure!(cpu_s > Some(0.0) && private.as_u64() > Some(1 << 16), "{server} in {status}");
+    }
     let shown = context.ours(&["net", "status", "--socket", &socket], LIMIT)?.success()?;
-    for words in ["nic (spare)", "frames out", "direct returns", "DIRECT"] {
+    ensure!(shown.stdout.find("CLIENT") < shown.stdout.find("RING"), "{shown}");
+    for words in ["PRIVATE", "nic (spare)", "frames out", "direct returns", "DIRECT"] {
         ensure!(shown.stdout.contains(words), "no '{words}' in {shown}");
     }
     Ok(())
@@ -222,10 +227,12 @@ fn socket_in_use(context: &Context) -> Result<()> {
     let socket = net.socket().display().to_string();
     let mut command = context.command();
     command.args(["net", "up", "--nic", "tap:tap1", "--address", "10.79.0.2/24", "--socket", &socket]);
-    net.run(&mut command)?.expect(6)?.says_all(&[&socket, "another process serves it"])?;
+    net.run(&mut command)?.expect(1)?.says_all(&[&socket, "another process listens there"])?;
     command = context.command();
     command.args(["net", "up", "--nic", "tap:tap0", "--address", "10.79.0.2/24", "--socket", "/tmp/unused"]);
-    net.run(&mut command)?.expect(1)?.says("another process has it open")?;
+    net.run(&mut command)?
+        .expect(1)?
+        .says_all(&[&format!("process {}", net.supervisor.pid()), "has it open"])?;
     net.status(context).map(drop)
 }
 

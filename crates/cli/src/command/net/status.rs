@@ -1,6 +1,7 @@
 //! `net status`: asks the supervisor.
 
 use std::io::{self, ErrorKind};
+use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -17,11 +18,13 @@ use crate::units;
 /// Time for an answer: the supervisor waits for nothing.
 const ANSWER_MAX: Duration = Duration::from_secs(5);
 
-/// Show the servers of a socket: processes, rings, copies, drops
+/// Show the servers of a socket: processes, what they use, copies, drops, rings
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-DIRECT is the share of sends whose memory the driver returned to the application
-itself, without the protocol server.
+CPU is the time that the process has used, PRIVATE the memory that it shares with
+no other (seen by root's `net up` only). DIRECT is the share of sends whose
+memory the driver returned to the application itself, without the protocol
+server.
 
 Examples:
   hikyaku net status --socket /run/net.sock
@@ -37,8 +40,7 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
-    let path = args.socket.display().to_string();
-    let status = ask(&args.socket).map_err(|error| explain(&error, path))?;
+    let status = ask(&args.socket).map_err(|error| explain(&error, &args.socket))?;
     if args.json {
         output::json(&status);
     } else {
@@ -63,54 +65,79 @@ fn ask(path: &Path) -> io::Result<Value> {
     }
 }
 
-fn explain(error: &io::Error, path: String) -> Failure {
+fn explain(error: &io::Error, path: &Path) -> Failure {
     let attempted = "ask the TCP/IP servers at";
-    let (ending, hint) = match error.kind() {
-        ErrorKind::NotFound | ErrorKind::ConnectionRefused => {
-            (Exit::Unreachable, "start them with `hikyaku net up --socket PATH ...`, or correct the path")
+    let file = path.symlink_metadata().ok().map(|file| file.file_type());
+    let object = path.display().to_string();
+    if file.is_some_and(|file| !file.is_socket() && !file.is_symlink()) {
+        return Failure::failed(attempted, object, "it is not a socket")
+            .hint("give the path that `net up` was given: --socket PATH");
+    }
+    let (ending, cause, hint) = match error.kind() {
+        ErrorKind::NotFound => (Exit::Unreachable, "there is no such socket".to_owned(), START),
+        ErrorKind::ConnectionRefused => {
+            (Exit::Unreachable, "no process listens there: `net up` has ended".to_owned(), START)
         }
-        ErrorKind::TimedOut | ErrorKind::WouldBlock => (Exit::Unreachable, "see the log of `net up`"),
-        ErrorKind::PermissionDenied => (Exit::Failed, "run it with sudo, or as the user of `net up`"),
-        _ => (Exit::Failed, "see that it is the socket of `net up`, of the same release"),
+        ErrorKind::TimedOut | ErrorKind::WouldBlock => {
+            (Exit::Unreachable, "no answer within 5 s".to_owned(), "see the log of `net up`")
+        }
+        ErrorKind::PermissionDenied => {
+            (Exit::Failed, error.to_string(), "run it with sudo, or as the user of `net up`")
+        }
+        _ => (Exit::Failed, error.to_string(), "see that it is the socket of `net up`, of the same release"),
     };
-    Failure::new(ending, attempted, path, error).hint(hint)
+    Failure::new(ending, attempted, object, cause).hint(hint)
 }
 
+const START: &str = "start them with `hikyaku net up --socket PATH ...`, or correct the path";
+
 fn show(status: &Value) {
-    let addresses: Vec<&str> =
-        status["addresses"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
-    let state = if status["is_up"] == true { "up" } else { "starting" };
+    let addresses: Vec<&str> = array(&status["addresses"]).filter_map(Value::as_str).collect();
+    let state = match text(&status["state"]).as_str() {
+        "waiting_for_wire" => "waiting for the other end of the wire".to_owned(),
+        "wire_ended" => "down: the other end of the wire has ended".to_owned(),
+        "interface_down" => "down: the interface is set down".to_owned(),
+        "no_driver" => "down: no driver".to_owned(),
+        state => state.to_owned(),
+    };
     let head = [
         format!("net {}", number(&status["pid"])),
-        state.to_owned(),
         text(&status["nic"]),
+        state,
         format!("mac {}", text(&status["mac"])),
         addresses.join(" "),
     ];
     output::line(&output::fields(&head, output::columns()));
-    let mut servers = Table::new(&["server", "pid", "up", "restarts"]);
-    for server in status["servers"].as_array().into_iter().flatten() {
-        let up = server["up_s"].as_f64().and_then(|s| Duration::try_from_secs_f64(s).ok());
-        let up = up.map_or("-".to_owned(), units::duration);
-        servers.row(vec![text(&server["server"]), number(&server["pid"]), up, number(&server["restarts"])]);
+    let mut servers = Table::new(&["server", "pid", "up", "restarts", "cpu", "private"]);
+    for server in array(&status["servers"]) {
+        servers.row(vec![
+            text(&server["server"]),
+            number(&server["pid"]),
+            seconds(&server["up_s"]),
+            number(&server["restarts"]),
+            seconds(&server["cpu_s"]),
+            bytes(&server["private_bytes"]),
+        ]);
     }
     servers.print();
-    let mut rings = Table::new(&["ring", "client", "waiting", "slots", "total"]);
-    for ring in status["rings"].as_array().into_iter().flatten() {
-        let name = text(&ring["ring"]);
-        let counts = ["client", "waiting", "slots", "total"].map(|name| number(&ring[name]));
-        rings.row([name].into_iter().chain(counts).collect());
-    }
-    rings.print();
     let mut applications = Table::new(&["client", "pid", "regions", "memory"]);
-    for application in status["applications"].as_array().into_iter().flatten() {
+    for application in array(&status["applications"]) {
         let [client, pid, regions] = ["client", "pid", "regions"].map(|name| number(&application[name]));
         applications.row(vec![client, pid, regions, bytes(&application["region_bytes"])]);
     }
     applications.print();
-    if status["inet"].is_null() {
-        return;
+    if !status["inet"].is_null() {
+        totals(status);
     }
+    let mut rings = Table::new(&["ring", "client", "waiting", "slots", "total"]);
+    for ring in array(&status["rings"]) {
+        let counts = ["client", "waiting", "slots", "total"].map(|name| number(&ring[name]));
+        rings.row([text(&ring["ring"])].into_iter().chain(counts).collect());
+    }
+    rings.print();
+}
+
+fn totals(status: &Value) {
     let direct = status["returned_directly_share"].as_f64();
     let direct = direct.map_or("-".to_owned(), |share| format!("{:.1} %", share * 100.0));
     let drops: u64 = status["drops"]
@@ -130,6 +157,15 @@ fn show(status: &Value) {
         drops.to_string(),
     ]);
     totals.print();
+}
+
+fn array(value: &Value) -> impl Iterator<Item = &Value> {
+    value.as_array().into_iter().flatten()
+}
+
+fn seconds(value: &Value) -> String {
+    let duration = value.as_f64().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    duration.map_or("-".to_owned(), units::duration)
 }
 
 fn text(value: &Value) -> String {
