@@ -111,7 +111,8 @@ fn interface_deleted(context: &Context) -> Result<()> {
         };
         let json = status(&["--json"])?.json()?;
         ensure!(json["state"] == "interface_down" && json["is_up"] == false, "{json}");
-        status(&[])?.says("down: the interface is set down")?;
+        let shown = status(&[])?;
+        ensure!(shown.stdout.contains("down: the interface is set down"), "{shown}");
         namespace.ip(&["link", "del", interface])?;
         let output = supervisor.finish(LIMIT)?.expect(1)?;
         let log = &output.stderr;

@@ -3,6 +3,7 @@
 use std::ffi::CString;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -264,6 +265,7 @@ pub(super) fn transfers_work(context: &Context, net: &Net, stack: &Stack) -> Res
 /// A user without rights is told what they are for.
 pub(super) fn explains_what_is_missing(context: &Context) -> Result<()> {
     let dir = scratch()?;
+    std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o777))?;
     let mut command = context.command();
     command.args(["net", "up", "--nic", "tap:nosuch0", "--address", "10.0.0.2/24", "--socket"]);
     command.arg(dir.path().join("socket"));

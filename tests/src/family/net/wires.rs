@@ -108,7 +108,7 @@ fn joined_again(context: &Context) -> Result<()> {
         drop(stream);
     }
     let log = stacks[0].stderr();
-    ensure!(log.matches("the other end of wire").count() == 2, "{log}");
+    ensure!(log.matches("has ended; another one can join it").count() == 2, "{log}");
     // The end that listened: the one that had connected listens now.
     drop((listener, listening));
     stacks[0].kill();

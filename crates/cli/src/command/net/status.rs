@@ -113,9 +113,9 @@ fn show(status: &Value) {
         servers.row(vec![
             text(&server["server"]),
             number(&server["pid"]),
-            seconds(&server["up_s"]),
+            up_for(&server["up_s"]),
             number(&server["restarts"]),
-            seconds(&server["cpu_s"]),
+            server["cpu_s"].as_f64().map_or("-".to_owned(), |cpu_s| format!("{cpu_s:.2} s")),
             bytes(&server["private_bytes"]),
         ]);
     }
@@ -163,7 +163,7 @@ fn array(value: &Value) -> impl Iterator<Item = &Value> {
     value.as_array().into_iter().flatten()
 }
 
-fn seconds(value: &Value) -> String {
+fn up_for(value: &Value) -> String {
     let duration = value.as_f64().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     duration.map_or("-".to_owned(), units::duration)
 }
