@@ -26,6 +26,7 @@
 //! ```
 
 mod area;
+mod attendant;
 mod join;
 mod listener;
 mod stack;

@@ -2,9 +2,11 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use area::{Doorbell, Region};
@@ -13,6 +15,7 @@ use libc::ECONNRESET;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::area::{AREA_BYTES_MAX, Arena, Lease, SendArea};
+use super::attendant;
 use super::state::{Id, State};
 use crate::layout::{self, Channel};
 use crate::slot::{Completion, Request};
@@ -61,10 +64,19 @@ pub struct Parts {
 #[derive(Clone)]
 pub struct Stack(pub(super) Arc<Shared>);
 
+/// What all sockets hold: the last one to go waits for what was written, and ends the library's own thread.
 pub(super) struct Shared {
+    core: Arc<Core>,
+    /// `None` for servers that are here: they work only while a thread waits.
+    attendant: Option<JoinHandle<()>>,
+}
+
+pub(super) struct Core {
     state: Mutex<State>,
     /// Something was taken out of the rings, or no thread leads.
     changed: Condvar,
+    /// For the library's own thread.
+    pub(super) unfinished: Condvar,
     servers: Mutex<Box<dyn Servers>>,
     are_servers_here: bool,
     /// Of the thread that leads.
@@ -92,9 +104,10 @@ impl Stack {
         let Parts { addresses, channel, direct, received, bell, inet_bell, control, servers } = parts;
         let (requests, completions) = layout::client::application(&channel);
         let state = State::new(requests, completions, layout::direct::application(&direct));
-        Ok(Self(Arc::new(Shared {
+        let core = Arc::new(Core {
             state: Mutex::new(state),
             changed: Condvar::new(),
+            unfinished: Condvar::new(),
             are_servers_here: servers.are_here(),
             servers: Mutex::new(servers),
             waiter: Mutex::new(Waiter::new(is_core_shared(LOOPS))?),
@@ -104,7 +117,12 @@ impl Stack {
             inet_bell,
             control,
             addresses,
-        })))
+        });
+        let attendant = match core.are_servers_here {
+            true => None,
+            false => Some(attendant::start(Arc::clone(&core))?),
+        };
+        Ok(Self(Arc::new(Shared { core, attendant })))
     }
 
     /// Addresses of the stack, with the lengths of their prefixes.
@@ -125,7 +143,7 @@ impl Stack {
     }
 }
 
-impl Shared {
+impl Core {
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         // A panic of another thread cannot leave the state half changed: its methods do not panic in between.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -163,6 +181,10 @@ impl Shared {
     pub(super) fn publish(&self, state: &mut State) {
         if state.publish() {
             self.inet_bell.ring();
+        }
+        if state.is_attendant_asleep && state.is_busy() {
+            state.is_attendant_asleep = false;
+            self.unfinished.notify_one();
         }
     }
 
@@ -331,12 +353,26 @@ impl Shared {
     }
 }
 
+impl Deref for Shared {
+    type Target = Core;
+
+    fn deref(&self) -> &Core {
+        &self.core
+    }
+}
+
 impl Drop for Shared {
     fn drop(&mut self) {
         if self.lock().lingers() {
             let until = Some(now().after(LINGER_US));
             // What is not acknowledged then is lost, as the type's documentation says.
             let _ = self.wait(until, None, |state| (!state.lingers()).then_some(Ok(())));
+        }
+        self.lock().is_over = true;
+        self.unfinished.notify_one();
+        if let Some(attendant) = self.attendant.take() {
+            // It does not panic; and if it did, nothing is left for it to do.
+            let _ = attendant.join();
         }
     }
 }

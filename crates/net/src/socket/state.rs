@@ -50,6 +50,12 @@ pub(super) struct State {
     pub(super) followers: usize,
     /// Looks at the rings that have found something.
     pub(super) looks: u64,
+    /// Sends of all sockets so far.
+    pub(super) sends: u64,
+    /// The library's own thread waits until it is notified.
+    pub(super) is_attendant_asleep: bool,
+    /// That thread is to end.
+    pub(super) is_over: bool,
 }
 
 pub(super) enum Socket {
@@ -168,6 +174,9 @@ impl State {
             is_asleep: false,
             followers: 0,
             looks: 0,
+            sends: 0,
+            is_attendant_asleep: false,
+            is_over: false,
         }
     }
 
@@ -274,6 +283,7 @@ impl State {
         flow.flight_bytes += span.length as usize;
         flow.flight.push_back(Send { span, _lease: lease });
         let ticket = flow.sent;
+        self.sends += 1;
         self.flush_flow(id);
         Some(ticket)
     }
@@ -354,6 +364,24 @@ impl State {
         }
         self.returned_bytes = 0;
         self.flush();
+    }
+
+    /// Something is left to be done that no bell announces.
+    pub(super) fn is_busy(&self) -> bool {
+        !self.queue.is_empty()
+            || !self.unfinished.is_empty()
+            || !self.returns.is_empty()
+            || self.has_flights()
+    }
+
+    /// Requests again what was refused, though no release has made room: what was full may be another application's.
+    pub(super) fn retry(&mut self) {
+        for at in 0..self.unfinished.len() {
+            if let Some(flow) = self.flow(self.unfinished[at]).filter(|flow| flow.is_blocked) {
+                flow.unblock();
+            }
+        }
+        self.flush_returns();
     }
 
     // The rings.

@@ -356,3 +356,26 @@ fn all_of_it_runs_on_one_thread() {
         stream.read_exact(&mut [0]).unwrap();
     }
 }
+
+/// More small sends than `inet` takes at once, and then no call of the library.
+#[test]
+fn what_a_call_took_leaves_though_no_other_call_follows() {
+    const SENDS: usize = 3000;
+    let [one, two] = pair(Wire::default(), 5);
+    let (_client, mut stream, _server, accepted) = connected(&one, &two);
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(move || {
+            accepted.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+            // The sender is done before the first byte is read, so that all room is taken.
+            std::thread::sleep(Duration::from_millis(300));
+            let mut received = vec![0; SENDS * 40];
+            (&accepted).read_exact(&mut received).map(|()| received)
+        });
+        for number in 0..SENDS {
+            stream.write_all(&bytes(40, number as u8)).unwrap();
+        }
+        let received = reader.join().unwrap().unwrap();
+        let expected: Vec<_> = (0..SENDS).flat_map(|number| bytes(40, number as u8)).collect();
+        assert!(received == expected);
+    });
+}
