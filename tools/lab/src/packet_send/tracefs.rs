@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 use super::notes::now_ns;
 
 const TRACEFS: &str = "/sys/kernel/tracing";
+/// Of an instance; the number of its thread follows.
+const PREFIX: &str = "hikyaku-lab-";
 /// Of each core's buffer.
 const BUFFER_KIB: usize = 4096;
 
@@ -31,7 +33,8 @@ impl Trace {
     /// microseconds otherwise.
     pub(super) fn start(events: &[&str]) -> io::Result<Self> {
         let thread = rustix::thread::gettid().as_raw_nonzero();
-        let instance = Path::new(TRACEFS).join(format!("instances/hikyaku-lab-{thread}"));
+        remove_leftovers();
+        let instance = Path::new(TRACEFS).join(format!("instances/{PREFIX}{thread}"));
         std::fs::create_dir(&instance)?;
         let mut trace = Self { instance, begun_ns: 0 };
         trace.write("tracing_on", "0")?;
@@ -65,6 +68,19 @@ impl Drop for Trace {
     fn drop(&mut self) {
         // rmdir(2) of an instance ends its events; what is left is seen in tracefs.
         let _ = std::fs::remove_dir(&self.instance);
+    }
+}
+
+/// Instances of threads that were killed.
+fn remove_leftovers() {
+    let instances = Path::new(TRACEFS).join("instances");
+    for instance in std::fs::read_dir(instances).into_iter().flatten().flatten() {
+        let name = instance.file_name();
+        let thread = name.to_str().and_then(|name| name.strip_prefix(PREFIX));
+        if thread.is_some_and(|thread| !Path::new("/proc").join(thread).exists()) {
+            // Another one may do the same.
+            let _ = std::fs::remove_dir(instance.path());
+        }
     }
 }
 
