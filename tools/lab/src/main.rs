@@ -36,6 +36,8 @@ Examples:
   hikyaku lab wan-write --json wan-write.json --svg figures
   hikyaku lab wan-write --row 'copy by hikyaku' --row 'copy by a raw socket' --reps 5
   hikyaku lab wan-write --row 'packets of as open-iscsi' --svg figures
+  hikyaku lab packet-send --json packet-send.json --svg figures
+  hikyaku lab packet-send --row 'a send taken apart' --block 256 --block 64K
   hikyaku lab secure-read --modes tests/kernel-lab/modes/run"
 )]
 struct Args {
@@ -67,7 +69,7 @@ struct Args {
     #[arg(long, value_name = "N")]
     depth: Vec<u32>,
 
-    /// wan-write: measure each copy so often [default: 3, with --quick 1]
+    /// wan-write, packet-send: measure so often, in turn [default: 3 copies, 5 rounds; with --quick 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..))]
     reps: Option<u8>,
 
