@@ -20,7 +20,12 @@ pub fn open(name: &str) -> io::Result<Opened> {
         .write(true)
         .custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC)
         .open("/dev/net/tun")
-        .map_err(|error| explain(&error, "/dev/net/tun cannot be opened"))?;
+        .map_err(|error| {
+            // ENODEV, ENXIO: the file is there, the module is not.
+            let is_missing = matches!(error.raw_os_error(), Some(libc::ENODEV | libc::ENXIO));
+            let kind = if is_missing { io::ErrorKind::NotFound } else { error.kind() };
+            io::Error::new(kind, format!("/dev/net/tun cannot be opened: {error}"))
+        })?;
     request.ifr_ifru.ifru_flags = (libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR) as i16;
     set(&file, TUNSETIFF, &mut request).map_err(|error| {
         let why = match error.raw_os_error() {

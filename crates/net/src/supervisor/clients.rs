@@ -11,7 +11,7 @@ pub(super) const BYTES_MAX: u64 = 1 << 30;
 /// Why an application does not get what it asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub(super) enum Refusal {
-    #[error("full: {0} application(s) are here, and more need `net up --clients N`")]
+    #[error("full: {0} of {0} applications are here (net up --clients N)")]
     Full(u32),
     #[error("the frames of an application that has left still wait at the network interface")]
     Draining,

@@ -21,9 +21,9 @@ const ANSWER_MAX: Duration = Duration::from_secs(5);
 /// Show the servers of a socket: processes, what they use, copies, drops, rings
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-CPU is the time that the process has used, PRIVATE the memory that it shares with
-no other (seen by root's `net up` only). DIRECT is the share of sends whose
-memory the driver returned to the application itself, without the protocol
+CPU is the time that the process has used, PRIVATE the memory that no other
+process has, which `net up` sees if it is root. DIRECT is the share of sends
+whose memory the driver returned to the application itself, without the protocol
 server.
 
 Examples:
