@@ -176,7 +176,8 @@ const WRITE_BYTES: usize = 64 << 10;
 
 /// Runs `work` in a child process, which ends with it, and with this one.
 pub(super) fn fork(work: impl FnOnce() -> io::Result<()>) -> io::Result<libc::pid_t> {
-    // SAFETY: this process has one thread, so the child may do whatever the parent may.
+    // SAFETY: the child uses nothing that another thread may hold: the library's own thread sleeps while there is no
+    // connection, the child does not use the library, and the C library's allocator survives a fork.
     match unsafe { libc::fork() } {
         -1 => Err(io::Error::last_os_error()),
         0 => {
