@@ -16,7 +16,7 @@ mod region;
 pub mod ring;
 mod span;
 
-pub use doorbell::Doorbell;
+pub use doorbell::{Doorbell, Ringer};
 pub use flight::Access;
 pub use pool::{Mapping, Pool, PoolLimits};
 pub use region::{Region, release_heap};

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 
 use area::ring::Producer;
-use area::{Doorbell, Region};
+use area::{Region, Ringer};
 use inet::step::{Step, mark};
 
 use crate::layout::{self, Channel, FRAMES_BYTES};
@@ -28,7 +28,7 @@ struct Mapping {
 struct Client {
     channel: Channel,
     returns: Producer,
-    bell: Doorbell,
+    bell: Ringer,
 }
 
 /// Memory that a driver maps, by who writes it: `inet` and the driver, the driver alone (frames), applications.
@@ -37,14 +37,14 @@ pub struct Maps {
     pub(super) channel: Channel,
     pub(super) frames: Region,
     /// Of `inet`.
-    pub(super) bell: Doorbell,
+    pub(super) bell: Ringer,
     regions: Vec<Option<Mapping>>,
     clients: Vec<Option<Client>>,
 }
 
 impl Maps {
     /// `frames` is open for writing and [`FRAMES_BYTES`] long; `bell` is that of `inet`.
-    pub fn new(channel: Channel, frames: BorrowedFd<'_>, bell: Doorbell) -> io::Result<Self> {
+    pub fn new(channel: Channel, frames: BorrowedFd<'_>, bell: Ringer) -> io::Result<Self> {
         let frames = Region::shared(frames, FRAMES_BYTES, true)?;
         Ok(Self {
             channel,
@@ -56,7 +56,7 @@ impl Maps {
     }
 
     /// An application, in place of one that had its number. `channel` is [`layout::direct`]'s, `bell` its doorbell.
-    pub fn add_client(&mut self, client: u32, channel: Channel, bell: Doorbell) -> io::Result<()> {
+    pub fn add_client(&mut self, client: u32, channel: Channel, bell: Ringer) -> io::Result<()> {
         let place = self.clients.get_mut(client as usize).ok_or(io::ErrorKind::InvalidInput)?;
         *place = Some(Client { returns: layout::direct::nic(&channel), channel, bell });
         Ok(())

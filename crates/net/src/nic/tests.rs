@@ -12,7 +12,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use area::ring::{Consumer, Producer};
-use area::{Doorbell, Region};
+use area::{Doorbell, Region, Ringer};
 use inet::{Link, VNET_BYTES};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
@@ -65,7 +65,7 @@ struct Rig {
     frames: Region,
     region: Region,
     returns: Consumer,
-    client_bell: OwnedFd,
+    client_bell: (Doorbell, Ringer),
 }
 
 impl Rig {
@@ -90,7 +90,7 @@ impl Rig {
             frames: Region::shared(frames.as_fd(), FRAMES_BYTES, false).unwrap(),
             region: Region::shared(region.as_fd(), REGION_BYTES, true).unwrap(),
             returns: layout::direct::application(&direct),
-            client_bell: Doorbell::new().unwrap().as_fd().try_clone_to_owned().unwrap(),
+            client_bell: Doorbell::new().unwrap(),
             channel,
             descriptors,
         }
@@ -108,9 +108,8 @@ impl Rig {
         let direct =
             Channel::map(direct_nic, layout::direct::NIC_BYTES, direct_client, layout::direct::CLIENT_BYTES)
                 .unwrap();
-        let mut maps = Maps::new(channel, frames, Doorbell::new().unwrap()).unwrap();
-        let bell = Doorbell::from_descriptor(self.client_bell.try_clone().unwrap());
-        maps.add_client(CLIENT, direct, bell).unwrap();
+        let mut maps = Maps::new(channel, frames, Doorbell::new().unwrap().1).unwrap();
+        maps.add_client(CLIENT, direct, self.client_bell.1.another().unwrap()).unwrap();
         maps.add_region(CLIENT, REGION, GENERATION, region, REGION_BYTES as u32).unwrap();
         maps
     }
@@ -190,12 +189,8 @@ impl Rig {
     }
 
     /// Number of times that the application's bell has rung since it was last asked.
-    fn rings(&self) -> u64 {
-        let mut count = [0; 8];
-        match rustix::io::read(&self.client_bell, &mut count) {
-            Ok(_) => u64::from_ne_bytes(count),
-            Err(_) => 0,
-        }
+    fn rings(&self) -> usize {
+        rustix::io::read(&self.client_bell.0, &mut [0; 8]).unwrap_or(0)
     }
 }
 

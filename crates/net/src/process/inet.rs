@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use area::{Doorbell, Region};
+use area::{Doorbell, Region, Ringer};
 use inet::{Lend, Memory, Record, Settings, TABLE_ALIGN, Time};
 use rustix::event::PollFlags;
 
@@ -143,7 +143,7 @@ impl Inet<'_> {
                 let channel =
                     Channel::map(own.as_fd(), own_bytes, nic.as_fd(), nic_bytes).map_err(Fault::Memory)?;
                 let frames = Region::shared(frames.as_fd(), FRAMES_BYTES, false).map_err(Fault::Memory)?;
-                let bell = Doorbell::from_descriptor(bell);
+                let bell = Ringer::from_descriptor(bell);
                 self.server.add_interface(interface, channel, Arc::new(frames), bell);
             }
             ToInet::Client { client } => {
@@ -157,7 +157,7 @@ impl Inet<'_> {
                     .map(|copies| Region::shared(copies.as_fd(), layout::received::BYTES, true))
                     .transpose()
                     .map_err(Fault::Memory)?;
-                let bell = Doorbell::from_descriptor(bell);
+                let bell = Ringer::from_descriptor(bell);
                 self.server.add_client(client, &channel, bell, copies.map(Arc::new));
             }
             ToInet::Region { client, region, generation, bytes } => {

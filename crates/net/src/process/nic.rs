@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use area::ring::{Mapped, Words as _};
-use area::{Doorbell, PAGE_BYTES, Region};
+use area::{Doorbell, PAGE_BYTES, Region, Ringer};
 use inet::{Link, Time};
 use rustix::event::PollFlags;
 use zerocopy::{FromZeros, IntoBytes};
@@ -33,7 +33,7 @@ pub fn run() -> Result<Infallible, Fault> {
         let (own_bytes, inet_bytes) = (layout::driver::NIC_BYTES, layout::driver::INET_BYTES);
         let channel =
             Channel::map(own.as_fd(), own_bytes, inet.as_fd(), inet_bytes).map_err(Fault::Memory)?;
-        let inet_bell = Doorbell::from_descriptor(inet_bell);
+        let inet_bell = Ringer::from_descriptor(inet_bell);
         let maps = Maps::new(channel, frames.as_fd(), inet_bell).map_err(Fault::Memory)?;
         let counters = Region::shared(counters.as_fd(), COUNTERS_BYTES, true).map_err(Fault::Memory)?;
         (device, bell, maps, Arc::new(counters))
@@ -123,7 +123,7 @@ fn on_message(
             let (own_bytes, their_bytes) = (layout::direct::NIC_BYTES, layout::direct::CLIENT_BYTES);
             let channel =
                 Channel::map(own.as_fd(), own_bytes, theirs.as_fd(), their_bytes).map_err(Fault::Memory)?;
-            maps.add_client(client, channel, Doorbell::from_descriptor(bell)).map_err(Fault::Memory)
+            maps.add_client(client, channel, Ringer::from_descriptor(bell)).map_err(Fault::Memory)
         }
         ToNic::Region { client, region, generation, bytes } => {
             let [memory] = exactly(descriptors)?;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use area::ring::{Consumer, Corrupt, Producer};
-use area::{Doorbell, Region};
+use area::{Region, Ringer};
 use inet::step::{Step, mark};
 use inet::{Capacity, ClientId, InterfaceId, Memory, Settings, Time};
 
@@ -36,13 +36,13 @@ pub struct Server<'m> {
 
 struct Driver {
     inputs: Consumer,
-    bell: Doorbell,
+    bell: Ringer,
 }
 
 struct Client {
     requests: Consumer,
     completions: Producer,
-    bell: Doorbell,
+    bell: Ringer,
     has_pushed: bool,
     /// Its ring of completions has no room for what waits.
     is_blocked: bool,
@@ -81,7 +81,7 @@ impl<'m> Server<'m> {
         interface: InterfaceId,
         channel: Channel,
         frames: Arc<Region>,
-        bell: Doorbell,
+        bell: Ringer,
     ) {
         let (_, _, inputs) = layout::driver::inet(&channel);
         self.protocol.add_interface(interface, channel, frames);
@@ -96,7 +96,7 @@ impl<'m> Server<'m> {
         &mut self,
         client: ClientId,
         channel: &Channel,
-        bell: Doorbell,
+        bell: Ringer,
         copies: Option<Arc<Region>>,
     ) {
         let (requests, completions) = layout::client::inet(channel);

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
-use area::{Doorbell, Region};
+use area::{Doorbell, Region, Ringer};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
 use super::stack::{Parts, Servers};
@@ -44,7 +44,7 @@ pub(super) fn join(path: &Path) -> io::Result<Parts> {
         )?,
         received: Arc::new(Region::shared(received.as_fd(), received_bytes, false)?),
         bell: Doorbell::from_descriptor(bell),
-        inet_bell: Doorbell::from_descriptor(inet_bell),
+        inet_bell: Ringer::from_descriptor(inet_bell),
         control: Some(socket.try_clone()?),
         servers: Box::new(Supervisor(socket)),
     })

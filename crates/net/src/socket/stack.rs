@@ -9,7 +9,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use area::{Doorbell, Region};
+use area::{Doorbell, Region, Ringer};
 use inet::Time;
 use libc::ECONNRESET;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -52,7 +52,7 @@ pub struct Parts {
     pub received: Arc<Region>,
     /// Of this application, and of `inet`.
     pub bell: Doorbell,
-    pub inet_bell: Doorbell,
+    pub inet_bell: Ringer,
     /// Becomes readable or hangs up when the servers are gone.
     pub control: Option<OwnedFd>,
     pub servers: Box<dyn Servers>,
@@ -84,7 +84,9 @@ pub(super) struct Core {
     arena: Arc<Arena>,
     pub(super) received: Arc<Region>,
     bell: Doorbell,
-    inet_bell: Doorbell,
+    /// For the thread that sleeps, rung by the other ones.
+    own_bell: (Doorbell, Ringer),
+    inet_bell: Ringer,
     control: Option<OwnedFd>,
     addresses: Vec<(IpAddr, u8)>,
 }
@@ -114,6 +116,7 @@ impl Stack {
             arena: Arc::default(),
             received,
             bell,
+            own_bell: Doorbell::new()?,
             inet_bell,
             control,
             addresses,
@@ -198,7 +201,7 @@ impl Core {
                 self.changed.notify_all();
             }
             if state.is_asleep {
-                self.bell.ring();
+                self.own_bell.1.ring();
             }
         }
         count
@@ -307,6 +310,7 @@ impl Core {
             self.sleep(&mut waiter, deadline);
             state = self.lock();
             state.is_asleep = false;
+            self.own_bell.0.silence();
         }
         state.disarm();
         self.bell.silence();
@@ -320,14 +324,14 @@ impl Core {
     }
 
     fn sleep(&self, waiter: &mut Waiter, deadline: Time) {
-        let bell = (self.bell.as_fd(), PollFlags::IN);
+        let bells = [&self.bell, &self.own_bell.0].map(|bell| (bell.as_fd(), PollFlags::IN));
         let Some(control) = &self.control else {
-            let _ = waiter.sleep(&[bell], deadline);
+            let _ = waiter.sleep(&bells, deadline);
             return;
         };
         // Messages on the control socket are answers to a thread that waits for them; its end is for all. A sleep that
         // fails ends early, which is harmless.
-        let _ = waiter.sleep(&[bell, (control.as_fd(), PollFlags::empty())], deadline);
+        let _ = waiter.sleep(&[bells[0], bells[1], (control.as_fd(), PollFlags::empty())], deadline);
         let mut over = [PollFd::new(control, PollFlags::empty())];
         if poll(&mut over, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|count| count > 0) {
             self.lock().is_gone = true;

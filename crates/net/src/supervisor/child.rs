@@ -6,13 +6,14 @@ use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::process::{ChildStderr, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 
-use area::{Doorbell, Region, memfd};
+use area::{Region, memfd};
 use inet::Time;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair, sockopt};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use super::memory::Bell;
 use super::watch::{Seen, Watch};
 use crate::control_socket;
 use crate::process::{News, Pulse};
@@ -38,7 +39,7 @@ pub(super) struct Child {
     pulse: Pulse,
     watch: Watch,
     /// Wakes the server for a message; a spare waits for the socket itself.
-    bell: Option<Arc<Doorbell>>,
+    bell: Option<Arc<Bell>>,
     stderr: Option<ChildStderr>,
     line: Vec<u8>,
     lines: u32,
@@ -97,7 +98,7 @@ impl Child {
     }
 
     /// Of `inet`, and of a driver that serves.
-    pub(super) fn wake_by(&mut self, bell: Arc<Doorbell>) {
+    pub(super) fn wake_by(&mut self, bell: Arc<Bell>) {
         self.bell = Some(bell);
     }
 
@@ -108,7 +109,7 @@ impl Child {
             Ok(()) => {
                 self.news.add();
                 if let Some(bell) = &self.bell {
-                    bell.ring();
+                    bell.ringer.ring();
                 }
             }
             Err(error) => {
@@ -151,7 +152,7 @@ impl Child {
 
     /// Whether it hangs. `frame_waits`: the device has a frame.
     pub(super) fn hangs(&mut self, frame_waits: bool, now: Time) -> bool {
-        let bell_rings = self.bell.as_ref().is_some_and(|bell| is_readable(bell.as_fd()));
+        let bell_rings = self.bell.as_ref().is_some_and(|bell| is_readable(bell.owners.as_fd()));
         let (turns, doing) = (self.pulse.turns(), self.pulse.doing());
         self.watch.look(Seen { turns, doing, bell_rings, frame_waits }, now)
     }

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use area::{Doorbell, memfd};
+use area::{Doorbell, Ringer, memfd};
 
 use crate::layout::{self, FRAMES_BYTES, RingPlace};
 
@@ -31,14 +31,28 @@ impl Shared {
     }
 }
 
+/// A doorbell, and an end to ring it by. Its owner gets the first, each other process an end of its own.
+#[derive(Debug)]
+pub(super) struct Bell {
+    pub(super) owners: Doorbell,
+    pub(super) ringer: Ringer,
+}
+
+impl Bell {
+    fn new() -> io::Result<Self> {
+        let (owners, ringer) = Doorbell::new()?;
+        Ok(Self { owners, ringer })
+    }
+}
+
 /// Between `inet` and drivers, and their bells.
 #[derive(Debug)]
 pub(super) struct Interface {
     pub(super) inet: Shared,
     pub(super) nic: Shared,
     pub(super) frames: Shared,
-    pub(super) inet_bell: Arc<Doorbell>,
-    pub(super) nic_bell: Arc<Doorbell>,
+    pub(super) inet_bell: Arc<Bell>,
+    pub(super) nic_bell: Arc<Bell>,
 }
 
 impl Interface {
@@ -47,8 +61,8 @@ impl Interface {
             inet: Shared::new("net-inet", layout::driver::INET_BYTES)?,
             nic: Shared::new("net-nic", layout::driver::NIC_BYTES)?,
             frames: Shared::new("net-frames", FRAMES_BYTES)?,
-            inet_bell: Arc::new(Doorbell::new()?),
-            nic_bell: Arc::new(Doorbell::new()?),
+            inet_bell: Arc::new(Bell::new()?),
+            nic_bell: Arc::new(Bell::new()?),
         })
     }
 }
@@ -73,7 +87,7 @@ pub(super) struct Application {
     pub(super) returns: Shared,
     /// What it receives, unless it reads frames where the driver received them.
     pub(super) copies: Option<Shared>,
-    pub(super) bell: Doorbell,
+    pub(super) bell: Bell,
     pub(super) regions: Vec<SendRegion>,
 }
 
@@ -86,7 +100,7 @@ impl Application {
             direct: Shared::new("net-direct", layout::direct::CLIENT_BYTES)?,
             returns: Shared::new("net-returns", layout::direct::NIC_BYTES)?,
             copies: if is_only { None } else { Some(copies()?) },
-            bell: Doorbell::new()?,
+            bell: Bell::new()?,
             regions: Vec::new(),
         })
     }

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use area::ring::Mapped;
-use area::{PAGE_BYTES, memfd};
+use area::{PAGE_BYTES, Ringer, memfd};
 use inet::Time;
 
 use super::child::{Child, ending, is_readable};
@@ -76,15 +76,14 @@ impl World {
         };
         let (news, counters) = inet.pages()?;
         let counters = counters.try_clone_to_owned()?;
-        inet.send(&start, &[state.as_fd(), counters.as_fd(), interface.inet_bell.as_fd(), news.as_fd()]);
+        inet.send(
+            &start,
+            &[state.as_fd(), counters.as_fd(), interface.inet_bell.owners.as_fd(), news.as_fd()],
+        );
+        let to_nic = interface.nic_bell.ringer.another()?;
         inet.send(
             &ToInet::Interface { interface: 0 },
-            &[
-                interface.inet.writer(),
-                interface.nic.reader(),
-                interface.frames.reader(),
-                interface.nic_bell.as_fd(),
-            ],
+            &[interface.inet.writer(), interface.nic.reader(), interface.frames.reader(), to_nic.as_fd()],
         );
         inet.send(&ToInet::Go, &[]);
         Ok(Self {
@@ -136,6 +135,7 @@ impl World {
         let mut nic = Child::start("nic", NIC_COUNTERS_BYTES, now)?;
         let (news, counters) = nic.pages()?;
         let counters = counters.try_clone_to_owned()?;
+        let to_inet = self.interface.inet_bell.ringer.another()?;
         let start = ToNic::Start { device: config.nic.device(), mac: config.mac, mtu: opened.mtu };
         nic.send(
             &start,
@@ -144,14 +144,14 @@ impl World {
                 self.interface.nic.writer(),
                 self.interface.inet.reader(),
                 self.interface.frames.writer(),
-                self.interface.nic_bell.as_fd(),
-                self.interface.inet_bell.as_fd(),
+                self.interface.nic_bell.owners.as_fd(),
+                to_inet.as_fd(),
                 news.as_fd(),
                 counters.as_fd(),
             ],
         );
         for (&client, application) in &self.applications {
-            nic.send(&ToNic::Client { client }, &application.for_nic());
+            application.join_nic(client, &mut nic)?;
             for region in &application.regions {
                 nic.send(&region.message(client), &[region.reader.as_fd()]);
             }
@@ -330,10 +330,17 @@ impl World {
     pub(super) fn join(&mut self, config: &Config, socket: BorrowedFd<'_>) -> Result<u32, String> {
         let is_only = self.clients_max == 1;
         let memory = Application::new(is_only).map_err(|error| format!("memory for it: {error}"))?;
+        let ringers = || Ok([memory.bell.ringer.another()?, self.interface.inet_bell.ringer.another()?]);
+        let ringers: io::Result<[Ringer; 2]> = ringers();
+        let [from_inet, to_inet] = ringers.map_err(|error| format!("its doorbells: {error}"))?;
         let client = self.clients.join().map_err(|refusal| refusal.to_string())?;
-        self.inet.send(&ToInet::Client { client }, &memory.for_inet());
+        self.inet.send(&ToInet::Client { client }, &memory.for_inet(&from_inet));
         for nic in self.driver.iter_mut().chain(&mut self.spare) {
-            nic.send(&ToNic::Client { client }, &memory.for_nic());
+            if let Err(error) = memory.join_nic(client, nic) {
+                // Its successor learns of the application when it starts.
+                tracing::warn!("driver {} cannot be given a doorbell ({error}): it is killed", nic.pid());
+                nic.kill();
+            }
         }
         let welcome = ToClient::Welcome {
             client,
@@ -350,8 +357,8 @@ impl World {
                 memory.direct.writer(),
                 memory.returns.reader(),
                 received.reader(),
-                memory.bell.as_fd(),
-                self.interface.inet_bell.as_fd(),
+                memory.bell.owners.as_fd(),
+                to_inet.as_fd(),
             ],
         );
         self.applications.insert(client, memory);
@@ -414,14 +421,16 @@ impl World {
 
 impl Application {
     /// Descriptors of `ToInet::Client`.
-    fn for_inet(&self) -> Vec<BorrowedFd<'_>> {
-        let always = [self.completions.writer(), self.requests.reader(), self.bell.as_fd()];
+    fn for_inet<'a>(&'a self, bell: &'a Ringer) -> Vec<BorrowedFd<'a>> {
+        let always = [self.completions.writer(), self.requests.reader(), bell.as_fd()];
         always.into_iter().chain(self.copies.as_ref().map(Shared::writer)).collect()
     }
 
-    /// Descriptors of `ToNic::Client`.
-    fn for_nic(&self) -> [BorrowedFd<'_>; 3] {
-        [self.returns.writer(), self.direct.reader(), self.bell.as_fd()]
+    fn join_nic(&self, client: u32, nic: &mut Child) -> io::Result<()> {
+        let bell = self.bell.ringer.another()?;
+        let descriptors = [self.returns.writer(), self.direct.reader(), bell.as_fd()];
+        nic.send(&ToNic::Client { client }, &descriptors);
+        Ok(())
     }
 }
 

@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use area::ring::{Consumer, Producer, SLOT_BYTES, Slot, producer_bytes};
-use area::{Doorbell, Region};
+use area::{Doorbell, Region, Ringer};
 use inet::{Link, Owned, Settings, Time};
 use net::control::{self, Wire};
 use net::layout::{self, Channel, FRAMES_BYTES};
@@ -44,14 +44,9 @@ impl Shared {
     }
 }
 
-fn bells() -> (Doorbell, OwnedFd) {
-    let bell = Doorbell::new().unwrap();
-    let other = bell.as_fd().try_clone_to_owned().unwrap();
-    (bell, other)
-}
-
-fn bell(of: &OwnedFd) -> Doorbell {
-    Doorbell::from_descriptor(of.try_clone().unwrap())
+/// For a test in which no bell counts.
+pub(crate) fn ringer() -> Ringer {
+    Doorbell::new().unwrap().1
 }
 
 /// Number, what the library needs, and the memory that the application writes.
@@ -91,8 +86,8 @@ pub(crate) struct Machine {
 struct Rig {
     driver: Shared,
     frames: OwnedFd,
-    inet_bell: OwnedFd,
-    nic_bell: OwnedFd,
+    inet_bell: Ringer,
+    nic_bell: Ringer,
     device: OwnedFd,
     settings: Wire,
     mac: [u8; 6],
@@ -111,7 +106,7 @@ struct RegionRig {
 
 struct ClientRig {
     direct: Shared,
-    bell: OwnedFd,
+    bell: Ringer,
     is_gone: bool,
 }
 
@@ -119,10 +114,10 @@ impl Rig {
     fn start_driver(&mut self) -> Driver {
         self.epoch += 1;
         let channel = self.driver.side(1);
-        let mut maps = Maps::new(channel, self.frames.as_fd(), bell(&self.inet_bell)).unwrap();
+        let mut maps = Maps::new(channel, self.frames.as_fd(), self.inet_bell.another().unwrap()).unwrap();
         for (client, rig) in (0..).zip(&self.clients) {
             if !rig.is_gone {
-                maps.add_client(client, rig.direct.side(0), bell(&rig.bell)).unwrap();
+                maps.add_client(client, rig.direct.side(0), rig.bell.another().unwrap()).unwrap();
             }
         }
         for (region, rig) in (0..).zip(&self.regions) {
@@ -187,7 +182,8 @@ impl<'m> Host<'m> {
         let stack = Settings { addresses: addresses.clone(), gateways: Vec::new(), secret: [number; 16] };
         let capacity = capacity(clients_max, 1);
         let mut server = Server::new(owned.memory(), &capacity, &stack, counters, Time(1));
-        let ((inet_bell, inet_other), (nic_bell, nic_other)) = (bells(), bells());
+        let ((inet_bell, inet_other), (nic_bell, nic_other)) =
+            (Doorbell::new().unwrap(), Doorbell::new().unwrap());
         let mut rig = Rig {
             driver: Shared::new([layout::driver::INET_BYTES, layout::driver::NIC_BYTES]),
             frames: memory(FRAMES_BYTES),
@@ -201,7 +197,7 @@ impl<'m> Host<'m> {
             regions: Vec::new(),
         };
         let frames = Arc::new(Region::shared(rig.frames.as_fd(), FRAMES_BYTES, false).unwrap());
-        server.add_interface(0, rig.driver.side(0), Arc::clone(&frames), bell(&rig.nic_bell));
+        server.add_interface(0, rig.driver.side(0), Arc::clone(&frames), rig.nic_bell.another().unwrap());
         let driver = rig.start_driver();
         let leaving = Vec::new();
         let flags = SocketFlags::CLOEXEC;
@@ -230,18 +226,18 @@ impl<'m> Host<'m> {
         let client = self.rig.clients.len() as u32;
         let channel = Shared::new([layout::client::CLIENT_BYTES, layout::client::INET_BYTES]);
         let direct = Shared::new([layout::direct::NIC_BYTES, layout::direct::CLIENT_BYTES]);
-        let (bell_of, other) = bells();
+        let (bell, other) = Doorbell::new().unwrap();
         let copies =
             (self.clients_max > 1).then(|| Arc::new(Region::new(layout::received::BYTES, false).unwrap()));
-        self.server.add_client(client, &channel.side(1), bell(&other), copies.clone());
-        self.driver.maps().add_client(client, direct.side(0), bell(&other)).unwrap();
+        self.server.add_client(client, &channel.side(1), other.another().unwrap(), copies.clone());
+        self.driver.maps().add_client(client, direct.side(0), other.another().unwrap()).unwrap();
         let parts = Parts {
             addresses: self.addresses.clone(),
             channel: channel.side(0),
             direct: direct.side(1),
             received: copies.unwrap_or_else(|| Arc::clone(&self.frames)),
-            bell: bell_of,
-            inet_bell: bell(&self.rig.inet_bell),
+            bell,
+            inet_bell: self.rig.inet_bell.another().unwrap(),
             control: Some(self.alive.1.try_clone().unwrap()),
             servers: Box::new(Nobody),
         };
@@ -446,7 +442,7 @@ pub(crate) const REGION_BYTES: usize = 1 << 20;
 pub(crate) struct Raw {
     pub(crate) requests: Producer,
     pub(crate) completions: Consumer,
-    pub(crate) inet_bell: Doorbell,
+    pub(crate) inet_bell: Ringer,
     pub(crate) client: u32,
     pub(crate) region: (u32, u32),
     /// Of the region.

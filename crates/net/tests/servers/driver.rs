@@ -5,8 +5,8 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use area::Region;
 use area::ring::{Consumer, Producer};
-use area::{Doorbell, Region};
 use inet::{Endpoint, Owned, Settings, Time, VNET_BYTES};
 use net::layout::{self, Channel, FRAMES_BYTES, direct, head_offset};
 use net::server::{Server, capacity};
@@ -14,7 +14,7 @@ use net::slot::{
     Completion, Fill, Input, NO_TAIL, Request, Returned, SPANS, Span, Transmit, completion, input, request,
 };
 
-use super::common::{Shared, memory, new_counters};
+use super::common::{Shared, memory, new_counters, ringer};
 
 const REGION_BYTES: usize = 64 << 10;
 const GENERATION: u32 = 1;
@@ -52,9 +52,9 @@ impl<'m> Side<'m> {
         let shared = Shared::new([layout::driver::INET_BYTES, layout::driver::NIC_BYTES]);
         let frames = memory(FRAMES_BYTES);
         let map = |writable| Region::shared(frames.as_fd(), FRAMES_BYTES, writable).unwrap();
-        server.add_interface(0, shared.side(0), Arc::new(map(false)), Doorbell::new().unwrap());
+        server.add_interface(0, shared.side(0), Arc::new(map(false)), ringer());
         let application = Shared::new([layout::client::CLIENT_BYTES, layout::client::INET_BYTES]);
-        server.add_client(0, &application.side(1), Doorbell::new().unwrap(), None);
+        server.add_client(0, &application.side(1), ringer(), None);
         assert!(server.add_region(0, 0, GENERATION, REGION_BYTES as u32));
         let (requests, completions) = layout::client::application(&application.side(0));
         let ring = Shared::new([direct::NIC_BYTES, direct::CLIENT_BYTES]);

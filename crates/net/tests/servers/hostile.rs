@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use area::{Doorbell, Region};
+use area::Region;
 use inet::{Endpoint, Owned, Settings, Time, VNET_BYTES};
 use libc::{EAGAIN, EALREADY, EBADF, EINVAL, EMFILE, ENOTCONN};
 use net::control::Wire;
@@ -18,7 +18,7 @@ use net::server::{Server, capacity};
 use net::slot::{Completion, Fill, Input, NO_TAIL, Request, SPANS, Span, completion, input, option, request};
 use net::socket::{Stack, TcpListener, TcpStream};
 
-use super::common::{Machine, REGION_BYTES, Raw, Shared, memory, new_counters, pair};
+use super::common::{Machine, REGION_BYTES, Raw, Shared, memory, new_counters, pair, ringer};
 
 const SHORT: Duration = Duration::from_millis(100);
 const LONG: Duration = Duration::from_secs(10);
@@ -321,7 +321,7 @@ fn a_driver_that_lies_neither_stops_the_server_nor_gets_a_frame_twice() {
     let frames = memory(FRAMES_BYTES);
     let [seen, written] = [false, true]
         .map(|writable| Arc::new(Region::shared(frames.as_fd(), FRAMES_BYTES, writable).unwrap()));
-    server.add_interface(0, shared.side(0), seen, Doorbell::new().unwrap());
+    server.add_interface(0, shared.side(0), seen, ringer());
     let (mut transmits, mut fills, mut inputs) = driver::nic(&shared.side(1));
     // The epoch's heads and tails that this driver holds.
     let (mut epoch, mut heads, mut tails) = (0, BTreeSet::new(), BTreeSet::new());

@@ -20,6 +20,50 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) {
     cases.check("hostile-messages", || messages(context));
     cases.check("hostile-silence", || silence(context));
     cases.check("hostile-quota", || quota(context));
+    cases.check("hostile-bells", || bells(context));
+}
+
+/// Bells of an application that makes them block, fills them, and takes rings back.
+fn bells(context: &Context) -> Result<()> {
+    let net = Net::up(context, "bells", &["--clients", "2"])?;
+    let liar = Liar::new(&net)?;
+    liar.send(&FromClient::Hello { version: VERSION }, &[])?;
+    let welcome = receive(&liar.0)?;
+    let Some((ToClient::Welcome { .. }, descriptors)) = welcome else { bail!("not let in") };
+    // The last two: its own bell, and that of `inet`.
+    let [.., own, inet] = &descriptors[..] else { bail!("{} descriptors", descriptors.len()) };
+    for bell in [own, inet] {
+        // SAFETY: a plain system call on a descriptor that lives.
+        unsafe { libc::fcntl(bell.as_raw_fd(), libc::F_SETFL, 0) };
+    }
+    let mut byte = 0u8;
+    // SAFETY: the kernel writes one byte of this frame, if any.
+    let read = unsafe { libc::read(inet.as_raw_fd(), (&raw mut byte).cast(), 1) };
+    ensure!(read < 0, "an application reads the bell of inet");
+    for bell in [own, inet] {
+        fill(bell)?;
+    }
+    let stack = net.join()?;
+    for _ in 0..20 {
+        transfers_work(context, &net, &stack)?;
+    }
+    // A message for `inet` and the driver, by way of the supervisor.
+    liar.send(&FromClient::Region { bytes: REGION_BYTES }, &[memfd(REGION_BYTES.into(), 0, 0)?.as_fd()])?;
+    net.status(context)?;
+    transfers_work(context, &net, &stack)
+}
+
+/// Rings a bell until it takes no more.
+fn fill(bell: &OwnedFd) -> Result<()> {
+    let flags = libc::O_NONBLOCK;
+    // SAFETY: plain system calls on a descriptor that lives; the kernel reads what this frame holds.
+    unsafe {
+        libc::fcntl(bell.as_raw_fd(), libc::F_SETFL, flags);
+        let bytes = [1u8; 4096];
+        while libc::write(bell.as_raw_fd(), bytes.as_ptr().cast(), bytes.len()) > 0 {}
+        ensure!(libc::fcntl(bell.as_raw_fd(), libc::F_SETFL, 0) == 0, "F_SETFL");
+    }
+    Ok(())
 }
 
 /// A connection to the supervisor.

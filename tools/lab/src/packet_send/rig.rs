@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
-use area::{Doorbell, Region};
+use area::{Doorbell, Region, Ringer};
 use inet::{Link, Settings, Time};
 use net::control::Device as Kind;
 use net::layout::{self, Channel, FRAMES_BYTES};
@@ -30,7 +30,7 @@ pub(super) struct Rig {
     frames: OwnedFd,
     counters: OwnedFd,
     /// Of the application, `inet` and the driver.
-    bells: [Doorbell; 3],
+    bells: [(Doorbell, Ringer); 3],
     device: Opened,
     secret: [u8; 16],
     address: Ipv4Addr,
@@ -53,10 +53,6 @@ fn secret() -> io::Result<[u8; 16]> {
         *place = byte;
     }
     Ok(secret)
-}
-
-fn another(bell: &Doorbell) -> io::Result<Doorbell> {
-    Ok(Doorbell::from_descriptor(bell.as_fd().try_clone_to_owned()?))
 }
 
 impl Pair {
@@ -106,8 +102,8 @@ impl Rig {
         };
         let mut server = Server::new(memory.memory(), &capacity, &settings, self.counters()?, self.now());
         let frames = Arc::new(Region::shared(self.frames.as_fd(), FRAMES_BYTES, false)?);
-        server.add_interface(INTERFACE, self.driver.map(0)?, frames, another(&self.bells[Self::NIC])?);
-        server.add_client(CLIENT, &self.client.map(1)?, another(&self.bells[0])?, None);
+        server.add_interface(INTERFACE, self.driver.map(0)?, frames, self.bells[Self::NIC].1.another()?);
+        server.add_client(CLIENT, &self.client.map(1)?, self.bells[0].1.another()?, None);
         Ok(server)
     }
 
@@ -117,8 +113,8 @@ impl Rig {
 
     pub(super) fn driver(&self) -> io::Result<Driver> {
         let mut maps =
-            Maps::new(self.driver.map(1)?, self.frames.as_fd(), another(&self.bells[Self::INET])?)?;
-        maps.add_client(CLIENT, self.direct.map(1)?, another(&self.bells[0])?)?;
+            Maps::new(self.driver.map(1)?, self.frames.as_fd(), self.bells[Self::INET].1.another()?)?;
+        maps.add_client(CLIENT, self.direct.map(1)?, self.bells[0].1.another()?)?;
         let device = Device::new(self.device.descriptor.try_clone()?, &Kind::Tap, self.device.mtu);
         let link = Link { mac: MAC, mtu: self.device.mtu, segments: true };
         Ok(Driver::new(maps, device, link, 1))
@@ -131,8 +127,8 @@ impl Rig {
             channel: self.client.map(0)?,
             direct: self.direct.map(0)?,
             received: Arc::new(Region::shared(self.frames.as_fd(), FRAMES_BYTES, false)?),
-            bell: another(&self.bells[0])?,
-            inet_bell: another(&self.bells[Self::INET])?,
+            bell: Doorbell::from_descriptor(self.bells[0].0.as_fd().try_clone_to_owned()?),
+            inet_bell: self.bells[Self::INET].1.another()?,
             control: None,
             servers,
         })
@@ -143,7 +139,11 @@ impl Rig {
 
     /// Of the application (0), [`Self::INET`] or [`Self::NIC`].
     pub(super) fn bell(&self, of: usize) -> &Doorbell {
-        &self.bells[of]
+        &self.bells[of].0
+    }
+
+    pub(super) fn ring(&self, of: usize) {
+        self.bells[of].1.ring();
     }
 
     pub(super) fn add_region_to_server(

@@ -95,7 +95,7 @@ impl Stages {
             notes.set(Mode::Over);
         }
         for of in [Rig::INET, Rig::NIC] {
-            rig.bell(of).ring();
+            rig.ring(of);
         }
         for child in children {
             let mut status = 0;

@@ -170,7 +170,7 @@ fn numbers_outside_of_the_tables_are_refused() {
     let [.., nic, client] = &rig.descriptors;
     let channel =
         |bytes| Channel::map(nic.as_fd(), bytes, client.as_fd(), layout::direct::CLIENT_BYTES).unwrap();
-    let bell = || Doorbell::new().unwrap();
+    let bell = || Doorbell::new().unwrap().1;
     let bytes = layout::direct::NIC_BYTES;
     assert!(maps.add_client(CLIENTS_MAX as u32, channel(bytes), bell()).is_err());
     assert!(maps.add_client(CLIENTS_MAX as u32 - 1, channel(bytes), bell()).is_ok());
