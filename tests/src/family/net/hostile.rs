@@ -48,7 +48,7 @@ fn bells(context: &Context) -> Result<()> {
         transfers_work(context, &net, &stack)?;
     }
     // A message for `inet` and the driver, by way of the supervisor.
-    liar.send(&FromClient::Region { bytes: REGION_BYTES }, &[memfd(REGION_BYTES.into(), 0, 0)?.as_fd()])?;
+    liar.send(&FromClient::Region { bytes: REGION_BYTES }, &[sealed(REGION_BYTES.into())?.as_fd()])?;
     net.status(context)?;
     transfers_work(context, &net, &stack)
 }
