@@ -372,7 +372,7 @@ impl Connection {
     pub(crate) fn on_ack(&mut self, pools: &mut Pools<'_>, tcp: &TcpHeader, now: Time) -> bool {
         let ack = tcp.ack;
         let una = self.send.una;
-        if ack.is_after(self.send.nxt) || ack.is_before(una - self.send.wnd_max) {
+        if ack.is_after(self.send.nxt) || ack.is_before(self.send.ack_min()) {
             // Of something not sent, or far too old (RFC 5961 §5.2).
             self.challenge(false, now);
             return false;
@@ -382,7 +382,7 @@ impl Connection {
         let wnd = u32::from(tcp.window) << self.send.shift;
         let has_window_changed =
             if ack.is_before(una) { false } else { self.send.update_window(tcp.seq, ack, wnd) };
-        self.send.una = una.max(ack);
+        self.send.acknowledge(ack);
         self.send.on_answer();
         self.may_send = true;
         if una != self.send.nxt || tcp.sack_count > 0 {

@@ -55,6 +55,8 @@ pub(crate) struct Send {
     wl1: SeqNumber,
     wl2: SeqNumber,
     pub(crate) wnd_max: u32,
+    /// Sequence numbers acknowledged behind our SYN, at most `u32::MAX`.
+    acknowledged: u32,
     /// Snd.Wind.Shift
     pub(crate) shift: u8,
     /// FIN follows `end`.
@@ -195,6 +197,19 @@ impl Send {
     pub(crate) fn set_window(&mut self, seq: SeqNumber, ack: SeqNumber, wnd: u32) {
         (self.wnd, self.wl1, self.wl2) = (wnd, seq, ack);
         self.wnd_max = self.wnd_max.max(wnd);
+    }
+
+    /// The least SEG.ACK that is acceptable: RFC 5961 §5.2 allows SND.UNA - MAX.SND.WND, here not beyond what was
+    /// acknowledged, as with Linux. Numbers before ISS + 1 were never sent, so that an ACK of one is a guess.
+    pub(crate) fn ack_min(&self) -> SeqNumber {
+        self.una - self.wnd_max.min(self.acknowledged)
+    }
+
+    /// SEG.ACK is acceptable: SND.UNA follows it if it is newer.
+    pub(crate) fn acknowledge(&mut self, ack: SeqNumber) {
+        let bytes = ack.distance(self.una).max(0).cast_unsigned();
+        self.acknowledged = self.acknowledged.saturating_add(bytes);
+        self.una = self.una + bytes;
     }
 
     /// An acceptable ACK arrived: the peer is there.
@@ -545,5 +560,44 @@ impl Connection {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rfc5961_an_old_ack_reaches_back_to_the_least_of_the_window_and_what_was_acknowledged() {
+        let first = SeqNumber(u32::MAX - 100) + 1;
+        for (wnd, acknowledged, back) in [
+            (0, 0, 0),
+            (0, 500, 0),
+            (65_535, 0, 0),
+            (65_535, 500, 500),
+            (65_535, 65_536, 65_535),
+            (1 << 30, 3 << 29, 1 << 30),
+        ] {
+            let mut send = Send::new(first - 1);
+            // The handshake is done.
+            send.una = first;
+            send.set_window(SeqNumber(0), first, wnd);
+            // In two steps, then an ACK that says nothing new.
+            send.acknowledge(first + acknowledged / 2);
+            send.acknowledge(first + acknowledged);
+            send.acknowledge(first);
+            assert_eq!(send.una, first + acknowledged);
+            assert_eq!(send.una.distance(send.ack_min()), back, "window {wnd}, acknowledged {acknowledged}");
+        }
+    }
+
+    #[test]
+    fn bytes_acknowledged_do_not_wrap() {
+        let mut send = Send::new(SeqNumber(0));
+        send.set_window(SeqNumber(0), SeqNumber(0), 1 << 30);
+        for _ in 0..5 {
+            send.acknowledge(send.una + (1 << 30));
+        }
+        assert_eq!(send.una.distance(send.ack_min()), 1 << 30);
     }
 }
