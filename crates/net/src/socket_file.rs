@@ -7,9 +7,12 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::Duration;
 
 use rustix::fs::{
-    AtFlags, FileType, Mode, OFlags, RenameFlags, chmodat, linkat, open, renameat_with, statat, unlinkat,
+    AtFlags, FileType, FlockOperation, Mode, OFlags, RenameFlags, chmodat, flock, linkat, open, openat,
+    renameat_with, statat, unlinkat,
 };
 use rustix::io::Errno;
 use rustix::net::{
@@ -21,6 +24,9 @@ use thiserror::Error;
 pub const PATH_BYTES_MAX: usize = 107;
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 16;
+/// Time for others that take over a dead socket of the same directory.
+const TURN_STEPS: u32 = 100;
+const TURN_STEP: Duration = Duration::from_millis(10);
 /// Attempts while the file at the path changes between looking at it and acting on it.
 const ATTEMPTS_MAX: u32 = 8;
 
@@ -82,6 +88,21 @@ impl Place {
             Err(Errno::NOENT) => Ok(None),
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// A lock on the directory: of three processes that exchange one dead socket at a time, two could put back what the
+    /// third has brought. Best effort: any process that may read the directory can hold the lock.
+    fn turn(&self) -> Option<OwnedFd> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let directory = openat(&self.directory, ".", flags, Mode::empty()).ok()?;
+        for _ in 0..TURN_STEPS {
+            match flock(&directory, FlockOperation::NonBlockingLockExclusive) {
+                Err(Errno::AGAIN) => sleep(TURN_STEP),
+                Err(_) => return None,
+                Ok(()) => return Some(directory),
+            }
+        }
+        None
     }
 
     /// Removes `name` if it is still this file.
@@ -199,12 +220,20 @@ impl Listener {
 pub fn connect_or_listen(path: &Path) -> Result<Joined, Fault> {
     let mut place = Place::new(path)?;
     for _ in 0..ATTEMPTS_MAX {
-        let dead = match find(&place, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)? {
+        let look = || find(&place, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK);
+        let mut found = look()?;
+        let turn = matches!(found, Found::Dead(_)).then(|| place.turn());
+        if turn.is_some() {
+            found = look()?;
+        }
+        let dead = match found {
             Found::Listening(socket) => return Ok(Joined::Connected(socket)),
             Found::Nothing => None,
             Found::Dead(file) => Some(file),
         };
-        match Listener::at(place, dead)? {
+        let listener = Listener::at(place, dead)?;
+        drop(turn);
+        match listener {
             Ok(listener) => return Ok(Joined::Listening(listener)),
             Err(same) => place = same,
         }
