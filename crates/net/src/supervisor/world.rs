@@ -206,7 +206,8 @@ impl World {
             Some(FromNic::Ready { missing }) => {
                 spare.is_ready = true;
                 self.succession.on_ready();
-                if !self.has_been_up {
+                // Of the first driver: all are started alike.
+                if !self.has_been_up && self.driver.is_none() {
                     report_missing("nic", &missing);
                 }
                 if self.is_driver_obsolete

@@ -61,7 +61,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "A/LEN", required = true, num_args = 1.., value_parser = parse_address)]
     address: Vec<(IpAddr, u8)>,
 
-    /// Gateway, of either protocol
+    /// Default gateway, in a network of --address; one of each protocol
     #[arg(long, value_name = "G")]
     gateway: Vec<IpAddr>,
 
