@@ -10,7 +10,7 @@ use zerocopy::FromZeros as _;
 
 use crate::chain::Chain;
 use crate::iface::{INTERFACES_MAX, Iface};
-use crate::pools::{Client, Frame, Header, Holder, Pools};
+use crate::pools::{Client, Drops, Frame, Header, Holder, Pools};
 use crate::tcp::{ChainKind, Connection, Listener, Secret, State, Table, TimeWait, Timers, Tuple};
 use crate::{
     Address, ClientId, ConnectionId, Endpoint, Event, FrameId, InterfaceId, Link, ListenerId, Memory, NONE,
@@ -24,7 +24,7 @@ pub const SEND_PIECES_MAX: usize = crate::GATHER_MAX;
 /// Ephemeral ports (RFC 6335 §6).
 const EPHEMERAL: std::ops::RangeInclusive<u16> = 49_152..=65_535;
 /// Which form records have. [`Engine::attach`] takes no other.
-const LAYOUT: u32 = 1;
+const LAYOUT: u32 = 2;
 /// Largest window (RFC 7323 §2.3), bytes.
 const RECEIVE_BYTES_MAX: u32 = 1 << 30;
 
@@ -265,7 +265,8 @@ impl<'m> Engine<'m> {
         Some(Event::Incoming { listener: ListenerId { index, generation: listener.generation } })
     }
 
-    /// `local.address` may be unspecified: `0.0.0.0` takes IPv4, `::` IPv6 only. Port 0 takes an ephemeral one.
+    /// `local.address` may be unspecified: `0.0.0.0` takes IPv4, `::` IPv6 only. Port 0 takes an ephemeral one. A backlog
+    /// above half of the client's connections is that half.
     pub fn listen(
         &mut self,
         client: ClientId,
@@ -289,7 +290,7 @@ impl<'m> Engine<'m> {
             generation,
             client,
             local,
-            backlog: backlog.max(1),
+            backlog: u32::from(backlog).clamp(1, self.pools.header.capacity.backlog_max()),
             is_open: true,
             options: bounded(options),
             ..Listener::new_zeroed()
@@ -386,6 +387,9 @@ impl<'m> Engine<'m> {
             })?;
         } else if self.find(&tuple).is_some() {
             return Err(Refusal::InUse);
+        }
+        if !self.make_room(client) {
+            return Err(Refusal::Full);
         }
         let index = self.allocate(client, tuple, route, bounded(options), None, now).ok_or(Refusal::Full)?;
         self.connections[index as usize].state = State::SynSent;
@@ -487,11 +491,18 @@ impl<'m> Engine<'m> {
 
     /// The client does not want the connection any more: FIN behind what was sent; bytes that arrive are answered by RST
     /// (RFC 9293 §3.6.1), as are bytes that arrived and were not delivered (RFC 2525 §2.17). Released events still come;
-    /// `Ended` is the last one.
+    /// `Ended` is the last one. A client may have a bounded number of such connections: beyond it the oldest is reset.
     pub fn close(&mut self, connection: ConnectionId, now: Time) -> Result<(), Refusal> {
         let index = self.index(connection)?;
-        self.connections[index as usize].close(&mut self.pools, now);
+        let connection = &mut self.connections[index as usize];
+        connection.close(&mut self.pools, now);
+        let client = connection.client;
         self.settle(index);
+        while self.pools.clients[client as usize].orphans.length
+            > self.pools.header.capacity.orphans_of_client()
+        {
+            self.reset_orphan(client);
+        }
         Ok(())
     }
 
@@ -536,6 +547,11 @@ impl<'m> Engine<'m> {
     pub fn is_drained(&self, client: ClientId) -> bool {
         let Some(client) = self.pools.clients.get(client as usize) else { return true };
         client.sent.iter().zip(&self.pools.header.ports).all(|(&sent, port)| port.consumed >= sent)
+    }
+
+    /// Since the records were formatted.
+    pub fn drops(&self) -> Drops {
+        self.pools.header.drops
     }
 
     /// Whether an address is one of ours.

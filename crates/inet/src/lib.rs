@@ -24,5 +24,6 @@ mod types;
 
 pub use engine::{Engine, SEND_PIECES_MAX, Settings};
 pub use memory::{Capacity, Lend, Memory, Owned, Record, TABLE_ALIGN};
+pub use pools::Drops;
 pub use records::{List, NONE, Node, Slab, SlabHead};
 pub use types::*;

@@ -12,6 +12,14 @@ use crate::{Node, SlabHead};
 /// Answers to segments that belong to no connection, and wait to be sent.
 const REPLIES: usize = 64;
 
+/// Of the connections of a client, one in this many may be orphans: closed by the client, not yet ended.
+const ORPHANS_SHARE: u32 = 4;
+/// Of the connections of a client, one in this many may wait for `accept` of one listener.
+const BACKLOG_SHARE: u32 = 2;
+/// Orphans are reset while less than this part of a client's connections is free, rounded up: a record is free only when
+/// RST has left and the client has the last event, so room is made before it is needed.
+const ROOM_SHARE: u32 = 8;
+
 /// Records of each table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromZeros)]
 #[repr(C)]
@@ -48,6 +56,26 @@ impl Default for Capacity {
 }
 
 impl Capacity {
+    /// Connections that one client may have, those that it has not accepted yet included: an equal share of all, so that
+    /// no client and none of its peers takes a connection of another client.
+    pub(crate) fn connections_of_client(&self) -> u32 {
+        (self.connections / self.clients.max(1)).max(1)
+    }
+
+    pub(crate) fn orphans_of_client(&self) -> u32 {
+        (self.connections_of_client() / ORPHANS_SHARE).max(1)
+    }
+
+    /// Largest backlog of a listener.
+    pub(crate) fn backlog_max(&self) -> u32 {
+        (self.connections_of_client() / BACKLOG_SHARE).max(1)
+    }
+
+    /// Connections of a client that are kept free as long as it has orphans.
+    pub(crate) fn room_of_client(&self) -> u32 {
+        self.connections_of_client() / ROOM_SHARE + 1
+    }
+
     /// Of all tables, if each begins at a multiple of [`TABLE_ALIGN`].
     pub fn bytes(&self) -> usize {
         let mut count = Count(0);

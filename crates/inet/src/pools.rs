@@ -52,6 +52,21 @@ pub(crate) struct Header {
     /// Answers that wait: the first one, and how many.
     pub(crate) first_reply: u32,
     pub(crate) replies: u32,
+    pub(crate) drops: Drops,
+}
+
+/// What was refused or given up because a share was used up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromZeros)]
+#[repr(C)]
+pub struct Drops {
+    /// SYNs without answer: the backlog of the listener or the connections of its client are used up.
+    pub syns: u64,
+    /// Half-open connections that gave way to later ones.
+    pub half_open: u64,
+    /// Connections that their client had closed and that were reset before the peer had taken all.
+    pub orphans: u64,
+    /// Segments with bytes for which their connection or its client had no frame left; the peer repeats them.
+    pub segments: u64,
 }
 
 /// Transmissions of an interface.
@@ -97,6 +112,10 @@ pub(crate) enum Holder {
 pub(crate) struct Client {
     /// Connections with events.
     pub(crate) reports: Chain,
+    /// Connections that the client has closed and that have not ended, the oldest first.
+    pub(crate) orphans: Chain,
+    /// Records of connections, those that are not accepted yet included.
+    pub(crate) connections: u32,
     /// Events of its listeners.
     pub(crate) incoming: u32,
     pub(crate) pieces: u32,

@@ -10,9 +10,9 @@ use proptest::prelude::*;
 const OURS: [u8; 6] = [2, 0, 0, 0, 0, 1];
 const THEIRS: [u8; 6] = [2, 0, 0, 0, 0, 2];
 const CAPACITY: Capacity = Capacity {
-    connections: 4,
+    connections: 8,
     listeners: 2,
-    pieces: 24,
+    pieces: 48,
     segments: 16,
     time_waits: 2,
     neighbours: 4,
@@ -402,7 +402,9 @@ fn play(acts: &[Act]) {
     // All records are free: as many connections as there can be may be opened, each with its reserved pieces.
     world.engine.on_attached(0, Link { mac: OURS, mtu: 1500, segments: true }, world.now);
     for port in 1..=CAPACITY.connections as u16 {
-        let id = world.engine.connect(1, Endpoint::default(), at(2, port), Options::default(), world.now);
+        let client = u32::from(port) % CAPACITY.clients;
+        let id =
+            world.engine.connect(client, Endpoint::default(), at(2, port), Options::default(), world.now);
         let payload = PayloadRef { length: 1, ..PayloadRef::default() };
         world
             .engine

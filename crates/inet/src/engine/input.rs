@@ -3,12 +3,11 @@
 use super::Engine;
 use super::output::Reply;
 use super::settle::Found;
-use crate::chain::Chain;
 use crate::iface::{IcmpError, IcmpErrorKind, Verdict};
 use crate::packet::{Flags, TcpHeader};
 use crate::pools::{Holder, Text};
-use crate::tcp::{ChainKind, Final, State, Step, TIME_WAIT_US, TimeWaitVerdict, Tuple};
-use crate::{Arrived, Ended, NONE, SeqNumber, Time};
+use crate::tcp::{ChainKind, State, Step, TIME_WAIT_US, TimeWaitVerdict, Tuple};
+use crate::{Arrived, NONE, SeqNumber, Time};
 
 /// Of all connections, one in this many may be half-open.
 const HALF_OPEN_SHARE: usize = 4;
@@ -86,7 +85,7 @@ impl Engine<'_> {
         let connection = &mut self.connections[index as usize];
         if connection.listener != NONE {
             let listener = &mut self.listeners[connection.listener as usize];
-            if listener.queue.length >= u32::from(listener.backlog) {
+            if listener.queue.length >= listener.backlog {
                 // Not opened: the peer will repeat what it sends, and we repeat SYN.
                 return Step::Dropped;
             }
@@ -158,16 +157,24 @@ impl Engine<'_> {
         now: Time,
     ) {
         let record = &self.listeners[listener as usize];
-        let (client, options, backlog) = (record.client, record.options, u32::from(record.backlog));
+        let (client, options, backlog) = (record.client, record.options, record.backlog);
         if record.queue.length >= backlog {
+            self.pools.header.drops.syns += 1;
             return;
         }
         let Ok(route) = self.iface.route(tuple.remote.address, Some(tuple.local.address)) else { return };
         let all = (self.connections.len() / HALF_OPEN_SHARE).max(1) as u32;
         if record.half_open >= backlog {
-            self.drop_half_open(Some(listener));
+            self.drop_half_open(|connection| connection.listener == listener);
         } else if self.pools.header.half_open.length >= all {
-            self.drop_half_open(None);
+            // The listener that has most gives way: a flood at one does not displace the few of another.
+            let most = (0..).zip(self.listeners.iter()).max_by_key(|(_, it)| it.half_open);
+            let most = most.map_or(listener, |(index, _)| index);
+            self.drop_half_open(|connection| connection.listener == most);
+        }
+        if !self.make_room(client) {
+            self.pools.header.drops.syns += 1;
+            return;
         }
         let Some(index) = self.allocate(client, *tuple, route, options, iss_min, now) else { return };
         let connection = &mut self.connections[index as usize];
@@ -178,19 +185,6 @@ impl Engine<'_> {
         self.listeners[listener as usize].half_open += 1;
         self.pools.header.half_open.push_back(self.connections, ChainKind::HalfOpen, index);
         self.settle(index);
-    }
-
-    /// Forgets the oldest half-open connection, of one listener or of all: a flood of SYN displaces itself.
-    fn drop_half_open(&mut self, listener: Option<u32>) {
-        let mut next = self.pools.header.half_open.first();
-        while let Some(index) = next {
-            next = Chain::after(self.connections, ChainKind::HalfOpen, index);
-            let connection = &mut self.connections[index as usize];
-            if listener.is_none_or(|listener| connection.listener == listener) {
-                connection.finish(&mut self.pools, Ended::Aborted, Final::None);
-                return self.settle(index);
-            }
-        }
     }
 
     /// RST in answer to a segment that belongs to no connection, or acknowledges what was not sent (RFC 9293 §3.5.2).

@@ -5,8 +5,8 @@ use zerocopy::FromZeros as _;
 
 use crate::chain::Chain;
 use crate::iface::Route;
-use crate::tcp::{ChainKind, Connection, State, TimeWait, Tuple};
-use crate::{ClientId, NONE, Options, SeqNumber, Time};
+use crate::tcp::{ChainKind, Connection, Final, State, TimeWait, Tuple};
+use crate::{ClientId, Ended, NONE, Options, SeqNumber, Time};
 
 /// What the table finds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +35,8 @@ impl Engine<'_> {
         let (is_done, reports) = (connection.is_done(), connection.is_clients() && connection.has_event());
         let (was_waiting, was_reported) =
             (connection.is_in(ChainKind::AtDriver), connection.is_in(ChainKind::Reports));
+        let (is_orphan, was_orphan) =
+            (connection.is_closed && !is_over, connection.is_in(ChainKind::Orphans));
         let header = &mut *self.pools.header;
         if may_send {
             header.sending.push_back(self.connections, ChainKind::Sending, index);
@@ -50,6 +52,13 @@ impl Engine<'_> {
             match reports {
                 true => chain.push_back(self.connections, ChainKind::Reports, index),
                 false => chain.remove(self.connections, ChainKind::Reports, index),
+            }
+        }
+        if is_orphan != was_orphan {
+            let chain = &mut self.pools.clients[client as usize].orphans;
+            match is_orphan {
+                true => chain.push_back(self.connections, ChainKind::Orphans, index),
+                false => chain.remove(self.connections, ChainKind::Orphans, index),
             }
         }
         self.timers.set(index, at);
@@ -93,8 +102,9 @@ impl Engine<'_> {
         let header = &mut *self.pools.header;
         let connection = &self.connections[index as usize];
         let (client, generation) = (connection.client, connection.generation);
-        let reports = &mut self.pools.clients[client as usize].reports;
-        reports.remove(self.connections, ChainKind::Reports, index);
+        let record = &mut self.pools.clients[client as usize];
+        record.connections -= 1;
+        record.reports.remove(self.connections, ChainKind::Reports, index);
         header.sending.remove(self.connections, ChainKind::Sending, index);
         header.at_driver.remove(self.connections, ChainKind::AtDriver, index);
         let connection = &mut self.connections[index as usize];
@@ -102,6 +112,47 @@ impl Engine<'_> {
         connection.generation = generation.wrapping_add(1);
         header.free_connections.push_back(self.connections, ChainKind::Queue, index);
         self.timers.set(index, Time::NEVER);
+    }
+
+    /// Whether a client may have one more connection. If its share is nearly used up its oldest orphan is reset; if it is
+    /// used up the oldest of its half-open connections gives way.
+    pub(super) fn make_room(&mut self, client: ClientId) -> bool {
+        let capacity = self.pools.header.capacity;
+        let (share, used) =
+            (capacity.connections_of_client(), self.pools.clients[client as usize].connections);
+        if used + capacity.room_of_client() > share {
+            self.reset_orphan(client);
+        }
+        if used >= share && !self.drop_half_open(|connection| connection.client == client) {
+            return false;
+        }
+        self.pools.header.free_connections.length > 0
+    }
+
+    /// Ends the connection of a client that waits longest since its client has closed it, if there is one: RST.
+    pub fn reset_orphan(&mut self, client: ClientId) {
+        let Some(orphan) = self.pools.clients.get(client as usize).and_then(|it| it.orphans.first()) else {
+            return;
+        };
+        self.pools.header.drops.orphans += 1;
+        self.connections[orphan as usize].abort(&mut self.pools);
+        self.settle(orphan);
+    }
+
+    /// Forgets the oldest half-open connection of those that fit: a flood of SYN displaces itself.
+    pub(super) fn drop_half_open(&mut self, fits: impl Fn(&Connection) -> bool) -> bool {
+        let mut next = self.pools.header.half_open.first();
+        while let Some(index) = next {
+            next = Chain::after(self.connections, ChainKind::HalfOpen, index);
+            let connection = &mut self.connections[index as usize];
+            if fits(connection) {
+                self.pools.header.drops.half_open += 1;
+                connection.finish(&mut self.pools, Ended::Aborted, Final::None);
+                self.settle(index);
+                return true;
+            }
+        }
+        false
     }
 
     /// A new connection, in no state yet. `iss_min`: its first sequence number lies behind that of its predecessor.
@@ -124,6 +175,7 @@ impl Engine<'_> {
         connection.route = route;
         connection.timestamp_offset = offset;
         connection.is_in_table = true;
+        self.pools.clients[client as usize].connections += 1;
         self.table.insert(self.secret.table(&tuple), index);
         Some(index)
     }

@@ -7,8 +7,8 @@ use super::receive::{Fate, Receive};
 use super::recovery::{Ack, Recovery, TIMESTAMP_TICK_US};
 use super::send::Send;
 use super::{
-    CHALLENGES, CHALLENGES_US, FIN_WAIT_US, KEEP_ALIVE_PROBES, KEEP_ALIVE_US_MAX, R2_RETRIES, State,
-    TIME_WAIT_US, TIMESTAMP_US_MAX, TimeWait, Tuple, timestamp,
+    CHALLENGES, CHALLENGES_US, FIN_WAIT_US, KEEP_ALIVE_PROBES, KEEP_ALIVE_US_MAX, ORPHAN_RETRIES, R2_RETRIES,
+    State, TIME_WAIT_US, TIMESTAMP_US_MAX, TimeWait, Tuple, timestamp,
 };
 use crate::chain::{Link, Linked};
 use crate::iface::Route;
@@ -29,9 +29,11 @@ pub(crate) enum Kind {
     Queue,
     HalfOpen,
     WantRoom,
+    /// Closed by the client, and not over.
+    Orphans,
 }
 
-const KINDS: usize = 6;
+const KINDS: usize = 7;
 
 /// The last segment of a connection that is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromZeros)]
@@ -475,12 +477,19 @@ impl Connection {
         if self.recovery.deadline() <= now {
             let has_new = self.send.unsent() > 0 && self.send.usable() > 0;
             self.recovery.on_deadline(&mut pools.segments, now, has_new);
-            if self.recovery.retries() > R2_RETRIES {
+            let most = if self.is_closed { ORPHAN_RETRIES } else { R2_RETRIES };
+            if self.recovery.retries() > most {
+                pools.header.drops.orphans += u64::from(self.is_closed);
                 return self.finish(pools, Ended::TimedOut, Final::None);
             }
         }
         if self.send.persist_at <= now {
             let unanswered = self.send.on_persist(self.recovery.rto_us(), now);
+            if self.is_closed && self.send.persist_count > u32::from(ORPHAN_RETRIES) {
+                // RFC 9293 §3.8.6.1 lets a connection live while probes are answered, for its user to end it. No user is left.
+                pools.header.drops.orphans += 1;
+                return self.finish(pools, Ended::TimedOut, Final::Reset);
+            }
             if unanswered > R2_RETRIES {
                 return self.finish(pools, Ended::TimedOut, Final::None);
             }

@@ -11,7 +11,7 @@ pub(crate) struct Listener {
     pub(crate) generation: u32,
     pub(crate) client: u32,
     pub(crate) local: Endpoint,
-    pub(crate) backlog: u16,
+    pub(crate) backlog: u32,
     pub(crate) is_open: bool,
     pub(crate) options: Options,
     /// Established connections that wait for `accept`.

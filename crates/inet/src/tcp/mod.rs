@@ -33,6 +33,9 @@ pub(crate) const TIME_WAIT_US: u64 = 60_000_000;
 /// R2 (RFC 9293 §3.8.3: at least 100 s): after so many timeouts in a row a connection is given up. From an RTO of 200 ms,
 /// doubled up to 60 s, it takes 8 minutes.
 pub(crate) const R2_RETRIES: u8 = 15;
+/// The same of a connection that its client has closed, answered window probes included: 100 s from an RTO of 200 ms, as
+/// with Linux (tcp_orphan_retries).
+pub(crate) const ORPHAN_RETRIES: u8 = 8;
 /// R2 for SYN (RFC 9293 §3.8.3: at least 3 minutes).
 pub(crate) const R2_SYN_US: u64 = 180_000_000;
 /// A connection that its client has closed waits so long for the peer's FIN.

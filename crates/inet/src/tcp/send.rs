@@ -82,7 +82,7 @@ pub(crate) struct Send {
     pub(crate) probe_due: bool,
     /// The window is closed: when to probe it next, and how many probes went unanswered.
     pub(crate) persist_at: Time,
-    persist_count: u32,
+    pub(crate) persist_count: u32,
     unanswered: u8,
     /// Pieces were freed since the engine settled.
     pub(crate) has_freed: bool,

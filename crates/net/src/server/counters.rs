@@ -55,6 +55,14 @@ counters! {
     dropped_tail,
     /// Inputs dropped: a length that head and tail cannot hold.
     dropped_length,
+    /// SYNs without answer: the backlog of the listener or the connections of its client are used up.
+    syns_dropped,
+    /// Half-open connections that gave way to later ones.
+    half_open_dropped,
+    /// Connections that their application had closed and that were reset before the peer had taken all.
+    orphans_reset,
+    /// Segments for which their connection or its client had no frame left.
+    segments_dropped,
     /// Now: slots of all transmit rings that drivers have not consumed.
     transmit_waiting,
     /// Now: heads that neither drivers nor the list of free ones hold.

@@ -290,6 +290,15 @@ impl<'m> Protocol<'m> {
             // Not `||`: both rings are published.
             port.transmit.publish() | port.fill.publish()
         });
+        let drops = self.engine.drops();
+        for (counter, value) in [
+            (&self.counters.syns_dropped, drops.syns),
+            (&self.counters.half_open_dropped, drops.half_open),
+            (&self.counters.orphans_reset, drops.orphans),
+            (&self.counters.segments_dropped, drops.segments),
+        ] {
+            counter.store(value, Ordering::Relaxed);
+        }
         self.counters.transmit_waiting.store(self.waiting(), Ordering::Relaxed);
         let held: usize = self.interfaces.iter().flatten().map(|port| port.frames.held()).sum();
         self.counters.frames_held.store(held as u64, Ordering::Relaxed);
@@ -325,6 +334,10 @@ impl<'m> Protocol<'m> {
 
     pub(super) fn accept(&mut self, listener: ListenerId) -> Option<ConnectionId> {
         self.engine.accept(listener)
+    }
+
+    pub(super) fn reset_orphan(&mut self, client: ClientId) {
+        self.engine.reset_orphan(client);
     }
 
     /// Of a connection that was accepted.

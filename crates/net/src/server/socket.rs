@@ -21,6 +21,9 @@ use super::{Quota, REGIONS_MAX};
 use crate::nic;
 use crate::slot::{Completion, FRAMES, Request, SPANS, completion, option, request};
 
+/// While fewer than this part of a client's sockets are free, connections that it has closed give way.
+const ROOM_SHARE: usize = 8;
+
 /// Answers that are delivered later, errors by errno.
 type Answer = Result<Option<Completion>, i32>;
 
@@ -104,22 +107,25 @@ impl Socket {
 }
 
 impl Client {
-    fn open(&mut self, quota: usize) -> Result<u32, i32> {
-        let number = match self.free.pop() {
-            Some(number) => number,
-            None if self.sockets.len() < quota => {
-                self.sockets.push(Socket::new(0, State::Free));
-                self.sockets.len() as u32 - 1
-            }
-            None => return Err(EMFILE),
-        };
+    /// A free socket; there is room for it.
+    fn open(&mut self) -> u32 {
+        let number = self.free.pop().unwrap_or_else(|| {
+            self.sockets.push(Socket::new(0, State::Free));
+            self.sockets.len() as u32 - 1
+        });
         let socket = &mut self.sockets[number as usize];
         *socket = Socket::new(socket.generation.wrapping_add(1), State::Open);
-        Ok(number)
+        number
     }
 
-    fn is_full(&self, quota: usize) -> bool {
-        self.free.is_empty() && self.sockets.len() >= quota
+    /// Whether one more socket may be opened. A socket that the client has closed is free only when its connection has
+    /// ended: the oldest such connection is reset before the last sockets are used.
+    fn has_room(&self, id: ClientId, protocol: &mut Protocol<'_>, quota: usize) -> bool {
+        let left = (self.free.len() + quota).saturating_sub(self.sockets.len());
+        if left <= quota / ROOM_SHARE {
+            protocol.reset_orphan(id);
+        }
+        left > 0
     }
 
     fn free(&mut self, number: u32) {
@@ -239,11 +245,12 @@ impl Sockets {
         let Some(client) = &mut self.clients[id as usize] else { return true };
         let name = Name { client: id, socket: asked.socket, generation: asked.generation };
         let answer = match asked.code {
-            request::SOCKET => client.open(quota.sockets).map(|number| {
-                let mut answer = done(asked);
-                (answer.socket, answer.generation) = (number, client.sockets[number as usize].generation);
-                Some(answer)
-            }),
+            request::SOCKET if client.has_room(id, protocol, quota.sockets) => {
+                let number = client.open();
+                let generation = client.sockets[number as usize].generation;
+                Ok(Some(Completion { socket: number, generation, ..done(asked) }))
+            }
+            request::SOCKET => Err(EMFILE),
             request::BIND => client.bind(asked),
             request::LISTEN => client.listen(name, asked, protocol),
             request::CONNECT => client.connect(name, asked, protocol, now),
@@ -357,17 +364,17 @@ impl Client {
 
     /// Answers the ACCEPT that waits, if a connection is there.
     fn try_accept(&mut self, name: Name, protocol: &mut Protocol<'_>, quota: usize) -> Answer {
-        let is_full = self.is_full(quota);
+        let has_room = self.has_room(name.client, protocol, quota);
         let Some(socket) = self.named(name) else { return Ok(None) };
         let State::Listening(listener, Some(ticket)) = socket.state else { return Ok(None) };
         let options = socket.options;
-        if is_full {
+        if !has_room {
             socket.state = State::Listening(listener, None);
             return Err(EMFILE);
         }
         let Some(connection) = protocol.accept(listener) else { return Ok(None) };
         socket.state = State::Listening(listener, None);
-        let number = self.open(quota)?;
+        let number = self.open();
         let new = &mut self.sockets[number as usize];
         (new.state, new.options) = (State::Connected(connection), options);
         let generation = new.generation;

@@ -137,6 +137,10 @@ fn add_counters(status: &mut Value, world: &World) {
     status["copied_bytes"] = json!(number("bytes_copied"));
     status["drops"] = json!({
         "inet": dropped,
+        "syns": number("syns_dropped"),
+        "half_open": number("half_open_dropped"),
+        "orphans": number("orphans_reset"),
+        "segments": number("segments_dropped"),
         "refused_by_device": counts.refused,
         "wrong_slots": counts.bad_frames.wrapping_add(counts.bad_fills),
         "not_received": counts.unreceived,
