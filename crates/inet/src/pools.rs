@@ -11,9 +11,16 @@ use crate::tcp::Piece;
 use crate::tcp::recovery::Segment;
 use crate::{Arrived, ConnectionId, FrameId, HEAD_BYTES, InterfaceId, List, NONE, Record, SeqNumber, Slab};
 
-/// A connection may hold this many times the heads and tails of frames that are left, a client that many.
-const FRAMES_TIMES_CONNECTION: u32 = 2;
+/// One in this many heads and tails of frames is the driver's always: bytes that are not read stop no ACK.
+const FRAMES_DRIVER_SHARE: u32 = 16;
+/// A client may hold this many times the heads and tails that are left then, a connection that many times what is left of
+/// its client's part. So a connection that is not read leaves a third of the client's part to others, and one that is read
+/// may fill its window: of 128 tails it may hold 60, which is 3.9 MB.
 const FRAMES_TIMES_CLIENT: u32 = 3;
+const FRAMES_TIMES_CONNECTION: u32 = 2;
+/// Frames that a connection may hold although its client's part is used up: two, because the window opens by two segments
+/// at least (RFC 9293 §3.8.6.2.2).
+const FRAMES_RESERVED: u32 = 2;
 /// A client may hold this many times the pieces that are left.
 const PIECES_TIMES_CLIENT: u32 = 4;
 /// Pieces that a connection gets although shares are used up: those of one `send`.
@@ -206,9 +213,11 @@ impl Pools<'_> {
     pub(crate) fn frames_left(&self, own: Pinned, client: u32) -> Pinned {
         let Capacity { frames, tails, .. } = self.header.capacity;
         let client = &self.clients[client as usize];
-        let left = |all: u32, used: u32, own, clients| {
-            let left = all.saturating_sub(used);
-            share(own, left, FRAMES_TIMES_CONNECTION).min(share(clients, left, FRAMES_TIMES_CLIENT))
+        let left = |all: u32, used: u32, own: u32, clients| {
+            let left = all.saturating_sub(all / FRAMES_DRIVER_SHARE).saturating_sub(used);
+            let of_client = share(clients, left, FRAMES_TIMES_CLIENT);
+            let reserved = FRAMES_RESERVED.saturating_sub(own).min(left);
+            share(own, of_client, FRAMES_TIMES_CONNECTION).max(reserved)
         };
         Pinned {
             heads: left(frames, self.header.heads, own.heads, client.heads),

@@ -6,8 +6,8 @@ use std::net::IpAddr;
 
 use inet::packet::{self, Flags, TcpHeader};
 use inet::{
-    Address, Arrived, Capacity, ConnectionId, Drops, Ended, Endpoint, Engine, Event, HEADER_BYTES, Link,
-    ListenerId, Options, Owned, PayloadRef, Refusal, SeqNumber, Settings, Time, VNET_BYTES,
+    Address, Arrived, Capacity, ConnectionId, Drops, Ended, Endpoint, Engine, Event, FrameId, HEADER_BYTES,
+    Link, ListenerId, Options, Owned, PayloadRef, Refusal, SeqNumber, Settings, Time, VNET_BYTES,
 };
 
 const OURS: [u8; 6] = [2, 0, 0, 0, 0, 1];
@@ -160,6 +160,17 @@ impl World<'_> {
 
     fn events(&mut self, client: u32) -> Vec<Event> {
         std::iter::from_fn(|| self.engine.poll_event(client)).collect()
+    }
+
+    /// The frames that were delivered to a client.
+    fn received(&mut self, client: u32) -> Vec<(ConnectionId, FrameId)> {
+        let events = self.events(client).into_iter();
+        events
+            .filter_map(|event| match event {
+                Event::Received { connection, frame, .. } => Some((connection, frame)),
+                _ => None,
+            })
+            .collect()
     }
 
     /// Timers run until `us` have passed; `answer` is the peer.
@@ -325,4 +336,62 @@ fn an_orphan_ends_though_its_peer_answers_each_window_probe() {
             assert_eq!(world.engine.drops().orphans, u64::from(is_closed));
         });
     }
+}
+
+/// Sends as many segments of a byte as fit into the window, each in a frame. Returns how many were kept.
+fn fill(world: &mut World<'_>, peer: &mut Peer, segments: u32) -> u32 {
+    let start = peer.snd_nxt;
+    for _ in 0..segments {
+        assert!(world.segment(&TcpHeader { payload_bytes: 1, ..peer.header() }), "the driver has a frame");
+        if world.received(ATTACKED).is_empty() {
+            break;
+        }
+        peer.snd_nxt = peer.snd_nxt + 1;
+    }
+    peer.snd_nxt.distance(start).cast_unsigned()
+}
+
+#[test]
+fn connections_that_are_not_read_leave_frames_to_those_that_are() {
+    with_world(|mut world| {
+        let listener = world.listen(ATTACKED, 80, 16);
+        let (mut read, read_id) = world.accepted(listener, 999, 80, 60_000);
+        let mut kept = Vec::new();
+        for from in 0..20 {
+            let (mut peer, _) = world.accepted(listener, 2000 + from, 80, 60_000);
+            kept.push(fill(&mut world, &mut peer, CAPACITY.frames));
+            // The connection that is read goes on.
+            for _ in 0..10 {
+                assert!(world.segment(&TcpHeader { payload_bytes: 1, ..read.header() }));
+                read.snd_nxt = read.snd_nxt + 1;
+                let frames = world.received(ATTACKED);
+                let [(id, frame)] = frames[..] else { panic!("{frames:?} behind {kept:?}") };
+                assert_eq!(id, read_id);
+                world.engine.release(ATTACKED, frame, world.now).expect("a frame of the client");
+            }
+        }
+        // 3/4 of what is not the driver's are the client's; a connection gets 2/3 of what others left of that, or two.
+        assert_eq!(kept[..6], [120, 40, 13, 4, 2, 2]);
+        assert!(kept.iter().all(|&kept| kept >= 2), "{kept:?}");
+        assert!(world.engine.drops().segments >= kept.len() as u64, "{:?}", world.engine.drops());
+    });
+}
+
+#[test]
+fn frames_are_left_to_the_driver_though_many_connections_are_not_read() {
+    with_world(|mut world| {
+        let listeners = [(ATTACKED, world.listen(ATTACKED, 80, 16)), (OTHER, world.listen(OTHER, 81, 16))];
+        for (client, listener) in listeners {
+            for from in 0..SHARE as u16 {
+                let (mut peer, _) = world.accepted(listener, 2000 + from, 80 + client as u16, 60_000);
+                for _ in 0..CAPACITY.frames {
+                    assert!(world.segment(&TcpHeader { payload_bytes: 1, ..peer.header() }));
+                    peer.snd_nxt = peer.snd_nxt + 1;
+                }
+                world.events(client);
+            }
+        }
+        let held = (0..CAPACITY.frames).filter(|&frame| world.engine.holds(frame)).count() as u32;
+        assert_eq!(held, CAPACITY.frames - CAPACITY.frames / 16);
+    });
 }

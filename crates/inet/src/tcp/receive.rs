@@ -201,6 +201,7 @@ impl Receive {
     fn on_next(&mut self, pools: &mut Pools<'_>, owner: Owner, text: &Text, now: Time) -> Fate {
         while !self.has_room(pools, owner, text.frame_bytes) {
             // What is late gives way (RFC 2018 §8 allows to discard it): without the next bytes nothing goes on.
+            pools.header.drops.segments += 1;
             if !self.drop_last_late(pools) {
                 self.ack_now = true;
                 return Fate::Unused;
@@ -253,6 +254,7 @@ impl Receive {
     /// Puts bytes into their place behind a gap.
     fn on_late(&mut self, pools: &mut Pools<'_>, owner: Owner, text: &mut Text) -> Fate {
         if !self.has_room(pools, owner, text.frame_bytes) {
+            pools.header.drops.segments += 1;
             return Fate::Unused;
         }
         let (before, mut block_start) = self.place_of(pools, text.seq);
