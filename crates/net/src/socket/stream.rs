@@ -19,6 +19,9 @@ use crate::wait::now;
 
 /// Bytes of one connection that were sent and not released; more wait.
 pub const SEND_BYTES_MAX: usize = 4 << 20;
+/// A call that had no room goes on with so much, as a writer of Linux with a third: who sends a stream hands over many
+/// sends before the next process runs.
+const ROOM_AFTER_WAIT: usize = SEND_BYTES_MAX / 3;
 /// Most bytes that one `write` copies.
 const WRITE_BYTES_MAX: usize = 256 << 10;
 /// Smaller writes share areas of this size.
@@ -244,7 +247,8 @@ impl TcpStream {
     fn submit(&self, lease: &Arc<Lease>, range: Range<usize>, until: Option<Time>) -> io::Result<u64> {
         let Inner { shared, id, .. } = &*self.inner;
         let span = lease.span(range.start, range.len());
-        shared.wait(until, None, |state| match room(state, *id) {
+        let mut least = 1;
+        shared.wait(until, None, |state| match room(state, *id, &mut least) {
             Ok(0) => None,
             Ok(_) => state.send(*id, span, Arc::clone(lease)).map(Ok),
             Err(error) => Some(Err(error)),
@@ -318,7 +322,8 @@ impl TcpStream {
         let Inner { shared, id, writer, .. } = &*self.inner;
         let until = self.inner.until(&self.inner.write_timeout);
         let mut writer = writer.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = shared.wait(until, None, |state| match room(state, *id) {
+        let mut least = 1;
+        let count = shared.wait(until, None, |state| match room(state, *id, &mut least) {
             Ok(0) => None,
             Ok(room) => Some(Ok(room.min(from.len()).min(WRITE_BYTES_MAX))),
             Err(error) => Some(Err(error)),
@@ -355,14 +360,21 @@ fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX).max(1)
 }
 
-/// Bytes that can be sent now.
-fn room(state: &mut State, id: Id) -> io::Result<usize> {
+/// Bytes that can be sent now; 0 if they are fewer than `least`, which then becomes [`ROOM_AFTER_WAIT`].
+fn room(state: &mut State, id: Id, least: &mut usize) -> io::Result<usize> {
     let flow = state.flow(id).ok_or_else(|| errno(ECONNRESET))?;
     match flow.ended {
         Some(0) => Err(errno(EPIPE)),
         Some(status) => Err(errno(status)),
         None if flow.is_shut() => Err(errno(EPIPE)),
-        None => Ok(SEND_BYTES_MAX.saturating_sub(flow.flight_bytes)),
+        None => {
+            let room = SEND_BYTES_MAX.saturating_sub(flow.flight_bytes);
+            if room >= *least {
+                return Ok(room);
+            }
+            *least = ROOM_AFTER_WAIT;
+            Ok(0)
+        }
     }
 }
 

@@ -17,26 +17,33 @@ pub(super) struct Ours {
     stack: Stack,
     stream: TcpStream,
     flying: VecDeque<Ticket>,
+    free: Vec<SendArea>,
 }
 
 impl Ours {
     pub(super) fn connect(stack: Stack, to: SocketAddr) -> io::Result<Self> {
         let stream = connect(&stack, to)?;
-        Ok(Self { stack, stream, flying: VecDeque::new() })
+        Ok(Self { stack, stream, flying: VecDeque::new(), free: Vec::new() })
     }
 
+    /// An area of which the last send is released. Half of them are waited for at a time, so that several sends are
+    /// handed over before the next process runs.
     fn area(&mut self, bytes: usize) -> io::Result<SendArea> {
-        if self.flying.len() >= AREAS
-            && let Some(ticket) = self.flying.pop_front()
-        {
-            let area = ticket.released()?;
-            if area.len() == bytes {
-                return Ok(area);
+        if self.free.is_empty() && self.flying.len() >= AREAS {
+            let mut tickets: Vec<_> = self.flying.drain(..AREAS / 2).collect();
+            // The last one first: it waits for all.
+            while let Some(ticket) = tickets.pop() {
+                self.free.push(ticket.released()?);
             }
         }
-        let mut area = self.stack.alloc(bytes)?;
-        area.fill(7);
-        Ok(area)
+        match self.free.pop() {
+            Some(area) if area.len() == bytes => Ok(area),
+            _ => {
+                let mut area = self.stack.alloc(bytes)?;
+                area.fill(7);
+                Ok(area)
+            }
+        }
     }
 }
 
