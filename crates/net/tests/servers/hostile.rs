@@ -22,6 +22,8 @@ use super::common::{Machine, REGION_BYTES, Raw, Shared, memory, new_counters, pa
 
 const SHORT: Duration = Duration::from_millis(100);
 const LONG: Duration = Duration::from_secs(10);
+/// Of all applications: connections and listeners.
+const SOCKETS: usize = 1024 + 64;
 
 /// The other applications of both machines are served as if nothing happened.
 fn assert_serves(one: &Stack, two: &Stack, machine: &Machine, port: u16) {
@@ -278,6 +280,34 @@ fn sockets_and_sends_of_one_client_are_bounded() {
     }
     assert!(matches!(full, Some((count, EMFILE)) if count > 100), "{full:?}");
     assert_serves(&client, &server, &two, 70);
+}
+
+/// The peer does not read, so that the connections do not end; their sockets are free when they are needed.
+#[test]
+fn sockets_that_are_closed_and_not_ended_give_way_to_new_ones() {
+    const CLOSED: u64 = 8;
+    let [one, two] = pair(Wire::default(), 2);
+    let (server, _) = two.stack();
+    let listener = TcpListener::bind(&server, (two.address, 7)).unwrap();
+    let mut raw = one.raw();
+    let spans = [span(&raw, 0, REGION_BYTES as u32); SPANS];
+    let mut peers = Vec::new();
+    for _ in 0..CLOSED {
+        let (open, peer) = connected(&mut raw, &listener);
+        peers.push(peer);
+        // More than the window of a peer that does not read.
+        for ticket in 1..=8 {
+            raw.ask(Request { code: request::SEND, ticket, spans, ..open });
+        }
+        let answer = raw.answer_of(Request { code: request::CLOSE, ticket: 99, value: 8, ..open }, 99);
+        assert_eq!(status(&answer), 0);
+    }
+    let opened = (0..100_000)
+        .take_while(|_| {
+            raw.answer_of(Request { code: request::SOCKET, ticket: 77, ..Request::default() }, 77).status == 0
+        })
+        .count();
+    assert_eq!(opened, SOCKETS / 2);
 }
 
 /// A client that takes no completions keeps nobody waiting.
