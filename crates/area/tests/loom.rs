@@ -23,8 +23,8 @@ const SLOT_WORDS: usize = SLOT_BYTES / 8;
 struct Part(Arc<Memory>);
 
 struct Memory {
-    /// The counter and `waiting`.
-    words: [AtomicU64; 2],
+    /// The counter, `waiting`, and what is believed of the other side.
+    words: [AtomicU64; 3],
     slots: [UnsafeCell<u64>; SLOTS],
 }
 
@@ -43,7 +43,7 @@ impl Part {
 impl Words for Part {
     fn load(&self, word: usize, order: Ordering) -> u64 {
         match (word / SLOT_WORDS, word % SLOT_WORDS) {
-            (0, word) => self.0.words[word].load(order),
+            (0, word) => self.0.words[place(word)].load(order),
             // SAFETY: see `Memory`.
             (slot, 0) => self.0.slots[slot - 1].with(|value| unsafe { *value }),
             _ => 0,
@@ -52,7 +52,7 @@ impl Words for Part {
 
     fn store(&self, word: usize, value: u64, order: Ordering) {
         match (word / SLOT_WORDS, word % SLOT_WORDS) {
-            (0, word) => self.0.words[word].store(value, order),
+            (0, word) => self.0.words[place(word)].store(value, order),
             // SAFETY: see `Memory`.
             (slot, 0) => self.0.slots[slot - 1].with_mut(|place| unsafe { *place = value }),
             _ => {}
@@ -62,6 +62,11 @@ impl Words for Part {
     fn fence() {
         fence(Ordering::SeqCst);
     }
+}
+
+/// Of a word of a part in `Memory::words`: the third one is word 8.
+fn place(word: usize) -> usize {
+    word.min(2)
 }
 
 fn slot(value: u64) -> Slot {
@@ -199,4 +204,63 @@ fn a_consumer_that_is_started_again_loses_nothing_and_sleeps_safely() {
         assert_eq!(ring.consume(2), [1, 2]);
         producer.join().unwrap();
     });
+}
+
+/// A producer that is not trusted has left a counter that the consumer may or may not believe, while its successor sets it
+/// right and goes on. What the successor pushes arrives: the consumer never believes in more slots than it continues from.
+#[test]
+fn a_producer_that_succeeds_a_liar_is_believed() {
+    for left in [1, 2, 9] {
+        explore(4, move || {
+            let ring = Ring::new(2);
+            ring.producer.store(0, left, Ordering::Relaxed);
+            let produces = Arc::clone(&ring);
+            let producer = thread::spawn(move || {
+                let (own, peer) = (produces.producer.clone(), produces.consumer.clone());
+                let mut producer = Producer::succeed(own, peer, produces.slots);
+                while producer.room().unwrap() == 0 {
+                    thread::yield_now();
+                }
+                producer.push(&slot(7));
+                let _ = producer.publish();
+            });
+            let mut consumer = ring.consumer();
+            loop {
+                match consumer.take() {
+                    Ok(Some(slot)) if slot[0] == 7 => break,
+                    Ok(Some(_)) => consumer.consume(),
+                    // Until it is set right.
+                    Ok(None) | Err(_) => thread::yield_now(),
+                }
+            }
+            producer.join().unwrap();
+        });
+    }
+}
+
+/// The same of a consumer: it takes every slot that the producer believes to be unread, so memory that the producer takes
+/// back is read no more.
+#[test]
+fn a_consumer_that_succeeds_a_liar_reads_nothing_that_was_taken_back() {
+    for left in [0, 1, 2, 9] {
+        explore(4, move || {
+            let ring = Ring::new(2);
+            let mut producer = ring.producer();
+            producer.push(&slot(1));
+            producer.push(&slot(2));
+            let _ = producer.publish();
+            ring.consumer.store(0, left, Ordering::Relaxed);
+            let consumes = Arc::clone(&ring);
+            let consumer = thread::spawn(move || {
+                let (own, peer) = (consumes.consumer.clone(), consumes.producer.clone());
+                let mut consumer = Consumer::succeed(own, peer, consumes.slots);
+                consumer.take().unwrap().map(|slot| slot[0])
+            });
+            let before = producer.consumed();
+            let first = consumer.join().unwrap();
+            let least = before.unwrap_or(0);
+            assert!(first.is_none_or(|first| first > least), "{first:?} though {before:?} were taken back");
+            assert!(first.is_some() || producer.consumed() == Ok(2), "a slot is lost: {left}");
+        });
+    }
 }

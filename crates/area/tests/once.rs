@@ -61,7 +61,8 @@ fn a_slot_is_copied_word_by_word_and_each_word_once() {
     peer.loads();
     let slot = consumer.take().unwrap().expect("one is published");
     assert_eq!(slot, std::array::from_fn(|word| word as u64), "the first values");
-    let expected: Vec<_> = [COUNTER].into_iter().chain(SLOT_WORDS..2 * SLOT_WORDS).collect();
+    // The counter twice: the second load only refuses (see below).
+    let expected: Vec<_> = [COUNTER, COUNTER].into_iter().chain(SLOT_WORDS..2 * SLOT_WORDS).collect();
     assert_eq!(peer.loads(), expected);
 }
 
@@ -69,13 +70,24 @@ fn a_slot_is_copied_word_by_word_and_each_word_once() {
 fn the_number_of_published_slots_is_the_one_that_was_checked() {
     let (own, peer) = (Fickle::default(), Fickle::default());
     let mut consumer = Consumer::new(own, peer.clone(), SLOTS);
-    peer.prepare(COUNTER, &[1, 1 << 40]);
+    peer.prepare(COUNTER, &[1, 2, 1 << 40]);
     assert!(consumer.take().unwrap().is_some());
     assert_eq!(consumer.take(), Err(Corrupt), "a second slot that was never published");
     let (own, peer) = (Fickle::default(), Fickle::default());
     let mut consumer = Consumer::new(own, peer.clone(), SLOTS);
-    peer.prepare(COUNTER, &[1, 1 << 40]);
+    peer.prepare(COUNTER, &[1, 2, 1 << 40]);
     assert_eq!((consumer.ready(), consumer.ready()), (Ok(1), Err(Corrupt)));
+}
+
+/// A number that is no longer there when it has been written down as believed is not believed.
+#[test]
+fn a_counter_that_goes_back_at_once_is_not_believed() {
+    for second in [0, 1, 5, 1 << 40] {
+        let (own, peer) = (Fickle::default(), Fickle::default());
+        let mut consumer = Consumer::new(own, peer.clone(), SLOTS);
+        peer.prepare(COUNTER, &[2, second]);
+        assert_eq!(consumer.ready(), Err(Corrupt), "{second}");
+    }
 }
 
 #[test]

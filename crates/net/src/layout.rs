@@ -155,9 +155,10 @@ pub mod direct {
     pub const RING: RingPlace =
         RingPlace { name: "direct returns", slots: RETURNS, published: (0, 0), consumed: (1, 0) };
 
+    /// Of a driver at work, which may have had another one before it.
     pub fn nic(channel: &Channel) -> Producer {
         let (own, peer) = (channel.own(&[producer_bytes(RETURNS)], 0), channel.peer(&[CONSUMER_BYTES], 0));
-        Producer::new(own, peer, RETURNS)
+        Producer::succeed(own, peer, RETURNS)
     }
 
     pub fn application(channel: &Channel) -> Consumer {
@@ -209,12 +210,12 @@ pub mod driver {
         )
     }
 
-    /// The driver's side, in the same order.
+    /// The driver's side, in the same order, of a driver at work: its predecessor may have left any counters.
     pub fn nic(channel: &Channel) -> (Consumer, Consumer, Producer) {
         (
-            Consumer::new(channel.own(&NIC, 0), channel.peer(&INET, 0), TRANSMITS),
-            Consumer::new(channel.own(&NIC, 1), channel.peer(&INET, 1), FILLS),
-            Producer::new(channel.own(&NIC, 2), channel.peer(&INET, 2), INPUTS),
+            Consumer::succeed(channel.own(&NIC, 0), channel.peer(&INET, 0), TRANSMITS),
+            Consumer::succeed(channel.own(&NIC, 1), channel.peer(&INET, 1), FILLS),
+            Producer::succeed(channel.own(&NIC, 2), channel.peer(&INET, 2), INPUTS),
         )
     }
 

@@ -131,10 +131,10 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// Continues the rings from where they stand, as the `epoch`th driver. Frames in `inet`'s ring are sent; memory in
-    /// the ring of free frames was meant for a former driver, and is ignored by its epoch.
+    /// Continues the rings from where `inet` believes them to stand, as the `epoch`th driver. Frames in `inet`'s ring are
+    /// sent; memory in the ring of free frames was meant for a former driver, and is ignored by its epoch.
     pub fn new(mut maps: Maps, device: Device, link: Link, epoch: u32) -> Self {
-        maps.look_again();
+        maps.begin();
         let (transmits, fills, inputs) = layout::driver::nic(&maps.channel);
         Self {
             maps,

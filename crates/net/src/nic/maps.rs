@@ -27,7 +27,8 @@ struct Mapping {
 #[derive(Debug)]
 struct Client {
     channel: Channel,
-    returns: Producer,
+    /// Of the driver at work; a spare does not touch the ring, which is its predecessor's.
+    returns: Option<Producer>,
     bell: Ringer,
 }
 
@@ -40,6 +41,7 @@ pub struct Maps {
     pub(super) bell: Ringer,
     regions: Vec<Option<Mapping>>,
     clients: Vec<Option<Client>>,
+    is_at_work: bool,
 }
 
 impl Maps {
@@ -52,13 +54,15 @@ impl Maps {
             bell,
             regions: std::iter::repeat_with(|| None).take(REGIONS_MAX).collect(),
             clients: std::iter::repeat_with(|| None).take(CLIENTS_MAX).collect(),
+            is_at_work: false,
         })
     }
 
     /// An application, in place of one that had its number. `channel` is [`layout::direct`]'s, `bell` its doorbell.
     pub fn add_client(&mut self, client: u32, channel: Channel, bell: Ringer) -> io::Result<()> {
         let place = self.clients.get_mut(client as usize).ok_or(io::ErrorKind::InvalidInput)?;
-        *place = Some(Client { returns: layout::direct::nic(&channel), channel, bell });
+        let returns = self.is_at_work.then(|| layout::direct::nic(&channel));
+        *place = Some(Client { returns, channel, bell });
         Ok(())
     }
 
@@ -94,10 +98,11 @@ impl Maps {
         (mapping.generation == span.generation && end <= mapping.bytes).then_some(&mapping.memory)
     }
 
-    /// Looks again where rings stand, which a former driver may have moved since they were mapped.
-    pub(super) fn look_again(&mut self) {
+    /// The former driver has ended: its rings are this one's.
+    pub(super) fn begin(&mut self) {
+        self.is_at_work = true;
         for client in self.clients.iter_mut().flatten() {
-            client.returns = layout::direct::nic(&client.channel);
+            client.returns = Some(layout::direct::nic(&client.channel));
         }
     }
 
@@ -109,13 +114,14 @@ impl Maps {
     /// bytes are submitted (an experiment does) arms it.
     pub(super) fn return_directly(&mut self, client: u32, returned: Returned) -> bool {
         let Some(Some(client)) = self.clients.get_mut(client as usize) else { return false };
+        let Some(returns) = &mut client.returns else { return false };
         // An application that breaks its ring loses returns; `inet` and the supervisor see to the rest.
-        if !client.returns.room().is_ok_and(|room| room > 0) {
+        if !returns.room().is_ok_and(|room| room > 0) {
             return false;
         }
-        client.returns.push(&returned.into());
+        returns.push(&returned.into());
         mark(Step::Returned);
-        if client.returns.publish() {
+        if returns.publish() {
             client.bell.ring();
         }
         true
