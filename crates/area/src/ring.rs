@@ -118,8 +118,9 @@ fn believe<W: Words>(own: &W, peer: &W, last: u64, most: u64) -> Result<u64, Cor
     }
     own.store(BELIEVED, counter, Ordering::Relaxed);
     W::fence();
-    // A successor of the other side may have continued from a smaller one, and does not know of this one.
-    if !(counter..=most).contains(&peer.load(COUNTER, Ordering::Relaxed)) {
+    // A successor of the other side may have continued from a smaller one, and does not know of this one. Or it has come
+    // as far meanwhile: then the slots are those that it wrote, hence Acquire.
+    if !(counter..=most).contains(&peer.load(COUNTER, Ordering::Acquire)) {
         own.store(BELIEVED, last, Ordering::Relaxed);
         return Err(Corrupt);
     }

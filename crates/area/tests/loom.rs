@@ -210,12 +210,12 @@ fn a_consumer_that_is_started_again_loses_nothing_and_sleeps_safely() {
 /// right and goes on. What the successor pushes arrives: the consumer never believes in more slots than it continues from.
 #[test]
 fn a_producer_that_succeeds_a_liar_is_believed() {
-    for left in [1, 2, 9] {
-        explore(4, move || {
+    for lies in [[2, 0], [2, 1], [2, 9]] {
+        explore(2, move || {
             let ring = Ring::new(2);
-            ring.producer.store(0, left, Ordering::Relaxed);
             let produces = Arc::clone(&ring);
             let producer = thread::spawn(move || {
+                lies.map(|lie| produces.producer.store(0, lie, Ordering::Relaxed));
                 let (own, peer) = (produces.producer.clone(), produces.consumer.clone());
                 let mut producer = Producer::succeed(own, peer, produces.slots);
                 while producer.room().unwrap() == 0 {
@@ -242,16 +242,16 @@ fn a_producer_that_succeeds_a_liar_is_believed() {
 /// back is read no more.
 #[test]
 fn a_consumer_that_succeeds_a_liar_reads_nothing_that_was_taken_back() {
-    for left in [0, 1, 2, 9] {
-        explore(4, move || {
+    for lies in [[2, 0], [2, 1], [2, 9]] {
+        explore(2, move || {
             let ring = Ring::new(2);
             let mut producer = ring.producer();
             producer.push(&slot(1));
             producer.push(&slot(2));
             let _ = producer.publish();
-            ring.consumer.store(0, left, Ordering::Relaxed);
             let consumes = Arc::clone(&ring);
             let consumer = thread::spawn(move || {
+                lies.map(|lie| consumes.consumer.store(0, lie, Ordering::Relaxed));
                 let (own, peer) = (consumes.consumer.clone(), consumes.producer.clone());
                 let mut consumer = Consumer::succeed(own, peer, consumes.slots);
                 consumer.take().unwrap().map(|slot| slot[0])
@@ -260,7 +260,7 @@ fn a_consumer_that_succeeds_a_liar_reads_nothing_that_was_taken_back() {
             let first = consumer.join().unwrap();
             let least = before.unwrap_or(0);
             assert!(first.is_none_or(|first| first > least), "{first:?} though {before:?} were taken back");
-            assert!(first.is_some() || producer.consumed() == Ok(2), "a slot is lost: {left}");
+            assert!(first.is_some() || producer.consumed() == Ok(2), "a slot is lost: {lies:?}");
         });
     }
 }
