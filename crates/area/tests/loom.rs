@@ -215,7 +215,9 @@ fn a_producer_that_succeeds_a_liar_is_believed() {
             let ring = Ring::new(2);
             let produces = Arc::clone(&ring);
             let producer = thread::spawn(move || {
-                lies.map(|lie| produces.producer.store(0, lie, Ordering::Relaxed));
+                for lie in lies {
+                    produces.producer.store(0, lie, Ordering::Relaxed);
+                }
                 let (own, peer) = (produces.producer.clone(), produces.consumer.clone());
                 let mut producer = Producer::succeed(own, peer, produces.slots);
                 while producer.room().unwrap() == 0 {
@@ -251,7 +253,9 @@ fn a_consumer_that_succeeds_a_liar_reads_nothing_that_was_taken_back() {
             let _ = producer.publish();
             let consumes = Arc::clone(&ring);
             let consumer = thread::spawn(move || {
-                lies.map(|lie| consumes.consumer.store(0, lie, Ordering::Relaxed));
+                for lie in lies {
+                    consumes.consumer.store(0, lie, Ordering::Relaxed);
+                }
                 let (own, peer) = (consumes.consumer.clone(), consumes.producer.clone());
                 let mut consumer = Consumer::succeed(own, peer, consumes.slots);
                 consumer.take().unwrap().map(|slot| slot[0])

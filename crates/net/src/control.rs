@@ -53,6 +53,11 @@ pub enum FromInet {
     Faulty {
         client: u32,
     },
+    /// A driver has broken its rings: replace it. `epoch` is that of the last one that attached; said again from time to
+    /// time until another one attaches.
+    DriverFaulty {
+        epoch: u32,
+    },
 }
 
 /// From the supervisor to a driver.

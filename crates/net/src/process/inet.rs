@@ -123,6 +123,9 @@ impl Inet<'_> {
         while let Some(client) = self.server.faulty() {
             self.supervisor.send(&FromInet::Faulty { client })?;
         }
+        if let Some(epoch) = self.server.faulty_driver(now()) {
+            self.supervisor.send(&FromInet::DriverFaulty { epoch })?;
+        }
         let mut result = Ok(());
         let (server, supervisor) = (&self.server, &self.supervisor);
         self.draining.retain(|&client| {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use area::Region;
-use area::ring::Producer;
+use area::ring::{Corrupt, Producer};
 use inet::step::{Step, mark};
 use inet::{
     Address, Arrived, Capacity, ClientId, ConnectionId, Endpoint, Engine, Event, FrameId, HEADER_BYTES,
@@ -22,6 +22,8 @@ use crate::slot::{self, Input, NO_CLIENT, NO_TAIL, REGION_FRAMES, Span, input};
 const MTU_MIN: u16 = 576;
 /// While a driver holds slots, its counters are read this often: it rings no bell when it has consumed one.
 const DRIVER_LOOK_US: u64 = 1000;
+/// Distance of two reports that a driver has broken its rings, while none attaches with other ones.
+const REPORT_US: u64 = 500_000;
 
 /// What an application calls a connection or listener.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -59,6 +61,10 @@ struct Interface {
     consumed: u64,
     /// Slots were pushed and are not visible yet.
     has_pushed: bool,
+    /// The driver has written a counter that cannot be; until the next one attaches.
+    is_corrupt: bool,
+    /// When that was last reported.
+    reported_at: Option<Time>,
 }
 
 impl<'m> Protocol<'m> {
@@ -96,6 +102,8 @@ impl<'m> Protocol<'m> {
             start,
             consumed: start,
             has_pushed: false,
+            is_corrupt: false,
+            reported_at: None,
             transmit,
         });
         self.sends = usize::from(interface);
@@ -124,6 +132,7 @@ impl<'m> Protocol<'m> {
     fn on_attached(&mut self, interface: InterfaceId, input: &Input, now: Time) {
         let Some(port) = &mut self.interfaces[usize::from(interface)] else { return };
         port.epoch = Some(input.epoch);
+        (port.is_corrupt, port.reported_at) = (false, None);
         port.frames.on_attached();
         self.look_at_driver(interface, now);
         let link = Link { mac: input.mac, mtu: input.mtu, segments: input.segments != 0 };
@@ -166,8 +175,25 @@ impl<'m> Protocol<'m> {
             }
             // A counter that goes back says nothing new; a driver that started again may repeat a frame.
             Ok(_) => {}
-            Err(_) => Counters::add(&self.counters.dropped_corrupt, 1),
+            Err(_) => self.on_corrupt(interface),
         }
+    }
+
+    /// A counter of the driver cannot be.
+    pub(super) fn on_corrupt(&mut self, interface: InterfaceId) {
+        Counters::add(&self.counters.dropped_corrupt, 1);
+        if let Some(port) = &mut self.interfaces[usize::from(interface)] {
+            port.is_corrupt = true;
+        }
+    }
+
+    /// The epoch of a driver that has to be replaced, because it has broken its rings; 0 before the first one attached.
+    pub(super) fn faulty_driver(&mut self, now: Time) -> Option<u32> {
+        let port = self.interfaces.iter_mut().flatten().find(|port| {
+            port.is_corrupt && port.reported_at.is_none_or(|at| now.since(at) >= REPORT_US)
+        })?;
+        port.reported_at = Some(now);
+        Some(port.epoch.unwrap_or(0))
     }
 
     // Time.
@@ -183,7 +209,8 @@ impl<'m> Protocol<'m> {
 
     pub(super) fn deadline(&self, now: Time) -> Option<Time> {
         let is_overdue = |port: &Interface| port.epoch.is_some() && port.frames.is_overdue();
-        let waits = self.waiting() > 0 || self.interfaces.iter().flatten().any(is_overdue);
+        let waits = self.waiting() > 0
+            || self.interfaces.iter().flatten().any(|port| is_overdue(port) || port.is_corrupt);
         let look = waits.then(|| now.after(DRIVER_LOOK_US));
         [self.engine.poll_timeout(), look].into_iter().flatten().min()
     }
@@ -265,18 +292,23 @@ impl<'m> Protocol<'m> {
                 port.frames.free(head);
             }
         }
-        for port in self.interfaces.iter_mut().flatten() {
-            let Some(epoch) = port.epoch else { continue };
-            if !port.frames.wants_fill() {
-                continue;
-            }
-            while port.fill.room().unwrap_or(0) > 0
-                && let Some(fill) = port.frames.fill(epoch)
-            {
-                port.fill.push(&fill.into());
-                port.has_pushed = true;
+        for interface in 0..INTERFACES_MAX {
+            if self.fill_one(interface).is_err() {
+                self.on_corrupt(interface as InterfaceId);
             }
         }
+    }
+
+    fn fill_one(&mut self, interface: usize) -> Result<(), Corrupt> {
+        let Some(port) = &mut self.interfaces[interface] else { return Ok(()) };
+        let Some(epoch) = port.epoch.filter(|_| port.frames.wants_fill()) else { return Ok(()) };
+        while port.fill.room()? > 0
+            && let Some(fill) = port.frames.fill(epoch)
+        {
+            port.fill.push(&fill.into());
+            port.has_pushed = true;
+        }
+        Ok(())
     }
 
     /// Makes all slots visible. Returns the interfaces whose drivers sleep.

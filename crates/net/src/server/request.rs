@@ -135,6 +135,12 @@ impl<'m> Server<'m> {
         self.faulty.pop_front()
     }
 
+    /// The epoch of a driver that has to be replaced: it has broken its rings. Said again from time to time until another one
+    /// attaches.
+    pub fn faulty_driver(&mut self, now: Time) -> Option<u32> {
+        self.protocol.faulty_driver(now)
+    }
+
     /// Takes all that waits in rings, up to the bounds of one turn, and answers. Returns how much was done; after 0
     /// nothing waits but what a bell or [`Server::deadline`] will say.
     pub fn turn(&mut self, now: Time) -> usize {
@@ -168,7 +174,7 @@ impl<'m> Server<'m> {
             let Some(driver) = driver else { continue };
             // As many as were there: a driver as fast as this loop would keep it from all else.
             let Ok(ready) = driver.inputs.ready() else {
-                Counters::add(&self.counters.dropped_corrupt, 1);
+                self.protocol.on_corrupt(interface as InterfaceId);
                 continue;
             };
             for _ in 0..ready {

@@ -13,6 +13,8 @@ const DELAY_US_MAX: u64 = 2_000_000;
 /// From a takeover to the start of the next spare: starting a process would compete for a core with the driver that has
 /// taken over, while connections wait for it.
 const TAKEOVER_US: u64 = 20_000;
+/// In this time a driver that serves must have attached to `inet`.
+const ATTACH_US_MAX: u64 = 250_000;
 /// Deaths at once in a row, after which no other is started.
 const DEATHS_MAX: u32 = 12;
 
@@ -137,6 +139,12 @@ impl Succession {
         }
     }
 
+    /// Whether what `inet` says of a driver is meant for the one that serves. `epoch` is that of the last one that attached,
+    /// which may be its predecessor's: either `inet` has not seen the new one yet, or the new one does not attach.
+    pub(super) fn is_meant(&self, epoch: u32, now: Time) -> bool {
+        self.serving.is_some_and(|since| epoch == self.epoch || now.since(since) >= ATTACH_US_MAX)
+    }
+
     /// Drivers that took over from another one.
     pub(super) fn restarts(&self) -> u32 {
         self.epoch.saturating_sub(1)
@@ -170,6 +178,22 @@ mod tests {
         assert_eq!(drivers.deadline(), start, "the takeover comes first");
         assert_eq!(all(&mut drivers, start), [Action::Start]);
         assert_eq!((drivers.restarts(), drivers.deadline()), (1, Time::NEVER));
+    }
+
+    #[test]
+    fn what_inet_says_of_a_driver_is_not_meant_for_its_successor() {
+        let now = Time(0);
+        let mut drivers = Succession::new(now);
+        drivers.select(now);
+        drivers.on_ready();
+        assert!(!drivers.is_meant(0, now), "there is none");
+        all(&mut drivers, now);
+        assert!(drivers.is_meant(1, now.after(MS)));
+        drivers.on_ready();
+        drivers.on_driver_ended(now.after(500 * MS));
+        all(&mut drivers, now.after(500 * MS));
+        assert!(!drivers.is_meant(1, now.after(501 * MS)), "of the first one, said before it ended");
+        assert!(drivers.is_meant(1, now.after(800 * MS)), "the second one does not attach");
     }
 
     #[test]

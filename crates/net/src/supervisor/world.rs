@@ -186,6 +186,14 @@ impl World {
                 }
             }
             FromInet::Faulty { client } => self.notices.push(Notice::Faulty { client }),
+            FromInet::DriverFaulty { epoch } => {
+                if let Some(driver) = &mut self.driver
+                    && self.succession.is_meant(epoch, crate::wait::now())
+                {
+                    tracing::error!("driver {} has broken its rings: it is killed", driver.pid());
+                    driver.kill();
+                }
+            }
         }
     }
 

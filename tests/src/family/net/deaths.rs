@@ -1,6 +1,7 @@
 //! Drivers and `inet` die, or stop, while connections live.
 
 use std::io::{ErrorKind, Read as _};
+use std::os::unix::fs::FileExt as _;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -28,6 +29,8 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) {
             cases.fact(&format!("{name}_pause_ms_max"), *longest);
         }
     }
+    cases.check("driver-leaves-bad-counters", || bad_counters(context, true));
+    cases.check("driver-writes-bad-counters", || bad_counters(context, false));
     cases.check("driver-stopped", || driver_stopped(context));
     cases.check("inet-killed", || inet_killed(context));
     cases.check("inet-stopped", || inet_stopped(context));
@@ -60,6 +63,44 @@ fn driver_killed(context: &Context, of_name: &str, to_kernel: bool, kills: usize
     transfers_work(context, &net, &stack)?;
     pauses.sort_unstable_by(f64::total_cmp);
     Ok(pauses)
+}
+
+/// In a transfer each counter of the driver becomes impossible in turn: because a driver has left it so, or because one
+/// that works has written it. The next driver takes over, and no byte is lost.
+fn bad_counters(context: &Context, is_left: bool) -> Result<()> {
+    use net::layout::driver::RINGS;
+    let net = Net::up(context, "counters", &[])?;
+    let stack = net.join()?;
+    let (pattern, transfer) = (pattern(context, "net/counters"), Transfer::default());
+    let memory = net.memory("net-nic")?;
+    // The counter of free frames is read when that ring seems full, which a stopped driver does not live to see.
+    let counters = [Some(RINGS[0].consumed), is_left.then_some(RINGS[1].consumed), Some(RINGS[2].published)];
+    let values = [1 << 40, u64::MAX, 0];
+    let mut restarts = 0;
+    transfer.run(net.connection(&stack, 4310, true)?, &pattern, true, || {
+        for (_, offset) in counters.into_iter().flatten() {
+            for value in values {
+                let before = transfer.received.load(Ordering::Relaxed);
+                wait_until(LIMIT, || Ok(transfer.received.load(Ordering::Relaxed) > before + (1 << 20)))?;
+                wait_until(LIMIT, || Ok(of(&net.status(context)?, "nic (spare)")["is_ready"] == true))?;
+                let pid = net.pid_of(context, "nic")?;
+                // One that works writes its counter again with the next frame.
+                signal(pid, libc::SIGSTOP)?;
+                memory.write_all_at(&u64::to_ne_bytes(value), offset as u64)?;
+                if is_left {
+                    signal(pid, libc::SIGKILL)?;
+                }
+                restarts += 1;
+                wait_until(LIMIT, || Ok(of(&net.status(context)?, "nic")["restarts"] == restarts))?;
+            }
+        }
+        let before = transfer.received.load(Ordering::Relaxed);
+        wait_until(LIMIT, || Ok(transfer.received.load(Ordering::Relaxed) > before + (1 << 20)))
+    })?;
+    let said = net.supervisor.stderr().matches("has broken its rings: it is killed").count();
+    let expected = if is_left { 0 } else { restarts };
+    ensure!(said == expected, "said {said} times: {}", net.supervisor.stderr());
+    transfers_work(context, &net, &stack)
 }
 
 fn driver_stopped(context: &Context) -> Result<()> {

@@ -1,6 +1,7 @@
 //! A network namespace with servers in it, and both ends of transfers.
 
 use std::ffi::CString;
+use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt as _;
@@ -82,6 +83,18 @@ impl Net {
 
     pub(super) fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
+    }
+
+    /// Memory that the supervisor shares, by its name, open for reading and writing.
+    pub(super) fn memory(&self, name: &str) -> Result<File> {
+        let descriptors = format!("/proc/{}/fd", self.supervisor.pid());
+        for entry in std::fs::read_dir(descriptors)? {
+            let path = entry?.path();
+            if std::fs::read_link(&path)?.starts_with(format!("/memfd:{name} (deleted)")) {
+                return File::options().read(true).write(true).open(path).context("open it");
+            }
+        }
+        anyhow::bail!("no memory {name}")
     }
 
     pub(super) fn ip(&self, arguments: &[&str]) -> Result<()> {

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use super::frames::{V4, tcp_frame};
 use super::*;
-use crate::slot::{REGION_FRAMES, SPANS};
+use crate::slot::{REGION_FRAMES, SPANS, input};
 
 const HEADER: usize = 58;
 
@@ -229,6 +229,52 @@ fn impossible_counters_end_the_driver_and_not_by_a_panic() {
             result = driver.turn();
         }
         assert!(matches!(result, Err(Fault::Corrupt(_))), "part {part}, {value}: {result:?}");
+    }
+}
+
+/// A driver may have died with any counters in its memory; the next one works all the same.
+#[test]
+fn a_driver_works_whatever_counters_its_predecessor_left() {
+    let rings = layout::driver::RINGS;
+    let own = [rings[0].consumed, rings[1].consumed, rings[2].published].map(|(memory, offset)| {
+        assert_eq!(memory, 1, "the driver's");
+        offset
+    });
+    for left in [0, 1, 3, 257, 1 << 40, u64::MAX] {
+        let mut rig = Rig::new();
+        let (device, cable) = cable();
+        let mut driver = rig.driver(device, 1);
+        let header = tcp_frame(&V4, &[]);
+        let slot = Transmit { client: CLIENT, ..good() };
+        rig.fill(1, &(0..28).collect::<Vec<_>>(), &[0]);
+        for _ in 0..2 {
+            rig.submit_as(&header, slot);
+            settle(&mut driver);
+            assert!(take(&cable).is_some() && rig.returned().is_some());
+            put(&cable, [0; 10], &noise(60, 0));
+        }
+        settle(&mut driver);
+        while rig.input().is_some() {}
+        assert_eq!((rig.transmits.consumed(), rig.fills.consumed()), (Ok(2), Ok(1)));
+        drop((driver, cable));
+        for (descriptor, offset) in [(1, own[0]), (1, own[1]), (1, own[2]), (4, 0)] {
+            rustix::io::pwrite(&rig.descriptors[descriptor], &left.to_ne_bytes(), offset as u64).unwrap();
+        }
+        let (device, cable) = super::cable();
+        rig.submit_as(&header, slot);
+        let mut driver = rig.driver(device, 2);
+        settle(&mut driver);
+        assert!(take(&cable).is_some(), "{left}: the frame that waited");
+        assert_eq!(take(&cable), None, "{left}: a frame that was sent before");
+        assert!(rig.returned().is_some(), "{left}");
+        rig.fill(2, &(0..28).collect::<Vec<_>>(), &[0]);
+        put(&cable, [0; 10], &noise(60, 0));
+        settle(&mut driver);
+        let inputs: Vec<_> = std::iter::from_fn(|| rig.input()).collect();
+        assert!(matches!(inputs[..], [.., _, _]), "{left}: {inputs:?}");
+        let [attach, frame] = inputs[inputs.len() - 2..] else { unreachable!() };
+        assert_eq!((attach.code, attach.epoch, frame.code), (input::ATTACH, 2, input::FRAME), "{left}");
+        assert_eq!((rig.transmits.consumed(), rig.fills.consumed()), (Ok(3), Ok(2)), "{left}");
     }
 }
 
