@@ -165,7 +165,8 @@ impl<W: Words> Producer<W> {
     pub fn new(own: W, peer: W, slots: usize) -> Self {
         assert!(slots.is_power_of_two(), "a ring of {slots} slots");
         let slots = slots as u64;
-        let (written, believed) = (own.load(COUNTER, Ordering::Relaxed), own.load(BELIEVED, Ordering::Relaxed));
+        let (written, believed) =
+            (own.load(COUNTER, Ordering::Relaxed), own.load(BELIEVED, Ordering::Relaxed));
         // No more than the ring holds, whatever lies in this side's part.
         let consumed = believed.clamp(written.saturating_sub(slots), written);
         let mut producer = Self { own, peer, slots, written, published: written, consumed };

@@ -227,10 +227,9 @@ pub(crate) fn restrict(makes_rings: bool) -> Result<(), String> {
 
 /// Calls of a loop over memory and descriptors that it was given: [`crate::Isolation`].
 const LOOP: &[c_long] = &[
-    // Bells, timers, the control socket; the log.
+    // Bells, timers, the control socket; the log. For `sendto` see `isolated`.
     libc::SYS_read,
     libc::SYS_write,
-    libc::SYS_sendmsg,
     libc::SYS_recvmsg,
     libc::SYS_ppoll,
     libc::SYS_timerfd_settime,
@@ -264,7 +263,7 @@ const LOOP_OLD: &[c_long] = &[libc::SYS_poll];
 const LOOP_OLD: &[c_long] = &[];
 
 /// Calls on frames of a device: TAP, packet socket, wire.
-const DEVICE: &[c_long] = &[libc::SYS_readv, libc::SYS_writev, libc::SYS_sendto, libc::SYS_getsockname];
+const DEVICE: &[c_long] = &[libc::SYS_readv, libc::SYS_writev, libc::SYS_getsockname];
 
 /// Debug builds of the standard library look at the flags of each descriptor that they close.
 const FCNTL: [i32; 2] = [libc::F_GETFD, libc::F_DUPFD_CLOEXEC];
@@ -281,6 +280,10 @@ fn isolated(has_device: bool) -> Result<BpfProgram, String> {
     for call in [libc::SYS_mmap, libc::SYS_mprotect] {
         rules.insert(call, vec![SeccompRule::new(vec![is_data.clone()]).map_err(text)?]);
     }
+    // To the peer of a connected or bound socket only: argument 4 is the address. With one, a packet socket sends on any
+    // interface of its network namespace; that of `sendmsg` lies in memory, which a filter cannot read.
+    let is_null = SeccompCondition::new(4, SeccompCmpArgLen::Qword, SeccompCmpOp::Eq, 0).map_err(text)?;
+    rules.insert(libc::SYS_sendto, vec![SeccompRule::new(vec![is_null]).map_err(text)?]);
     let command = |value: i32| {
         let equals = SeccompCmpOp::Eq;
         SeccompRule::new(vec![SeccompCondition::new(1, SeccompCmpArgLen::Dword, equals, value as u64)?])

@@ -160,7 +160,22 @@ fn a_bound_thread_serves_and_does_nothing_else() {
 }
 
 /// What an isolated process may not do any more, by name; run in the process itself.
-fn attempts() -> Vec<(&'static str, bool)> {
+fn attempts(has_device: bool, [one, other]: [i32; 2]) -> Vec<(&'static str, bool)> {
+    let errno = |result: isize| if result < 0 { Error::last_os_error().raw_os_error() } else { None };
+    // SAFETY: plain system calls on a pair of sockets; the message and the address are zeroed plain data that live through
+    // the calls.
+    let (with_address, message, without) = unsafe {
+        let address: libc::sockaddr_ll = std::mem::zeroed();
+        let length = size_of_val(&address) as libc::socklen_t;
+        let header: libc::msghdr = std::mem::zeroed();
+        let byte = (&raw const address).cast();
+        (
+            errno(libc::sendto(one, byte, 1, 0, (&raw const address).cast(), length)),
+            errno(libc::sendmsg(one, &raw const header, 0)),
+            errno(libc::send(one, byte, 1, 0)).is_none()
+                && libc::read(other, [0u8; 8].as_mut_ptr().cast(), 8) == 1,
+        )
+    };
     let denied =
         |result: Result<(), Error>| result.is_err_and(|error| error.kind() == ErrorKind::PermissionDenied);
     // SAFETY: plain system calls; the mapping, if there is one, is never used.
@@ -178,7 +193,10 @@ fn attempts() -> Vec<(&'static str, bool)> {
         ("make a socket", socket < 0),
         ("map code", code),
         ("signal its parent", !killed),
-        ("write frames", call(libc::SYS_writev) == Some(libc::EPERM)),
+        ("write frames", (call(libc::SYS_writev) == Some(libc::EPERM)) != has_device),
+        ("send to an address", with_address == Some(libc::EPERM)),
+        ("send a message with an address of its own", message == Some(libc::EPERM)),
+        ("still send to its peer", without),
         ("set a user", call(libc::SYS_setuid) == Some(libc::EPERM)),
         ("still allocate memory", vec![7u8; 1 << 20].iter().all(|&byte| byte == 7)),
     ]
@@ -187,14 +205,23 @@ fn attempts() -> Vec<(&'static str, bool)> {
 /// In a process of its own: limits, namespaces and the death signal belong to processes.
 #[test]
 fn an_isolated_process_computes_and_does_nothing_else() {
+    for has_device in [false, true] {
+        isolated(has_device);
+    }
+}
+
+fn isolated(has_device: bool) {
+    let mut pair = [0; 2];
+    // SAFETY: the call fills the pair; its descriptors live as long as this process.
+    assert_eq!(unsafe { libc::socketpair(libc::AF_UNIX, libc::SOCK_SEQPACKET, 0, pair.as_mut_ptr()) }, 0);
     let (mut reader, mut writer) = std::io::pipe().unwrap();
     // SAFETY: the child allocates, which the C library allows after a fork, takes no lock of another thread, and ends
     // without returning.
     let child = unsafe { libc::fork() };
     if child == 0 {
-        let report = Isolation { user: 65_520, has_device: false }.apply();
+        let report = Isolation { user: 65_520, has_device }.apply();
         let mut text = format!("{:?}\n", report.missing);
-        for (name, is_right) in attempts() {
+        for (name, is_right) in attempts(has_device, pair) {
             text += &format!("{name}: {is_right}\n");
         }
         let _ = writer.write_all(text.as_bytes());
@@ -207,7 +234,7 @@ fn an_isolated_process_computes_and_does_nothing_else() {
     // SAFETY: waits for the child made above.
     unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) };
     println!("missing here: {text}");
-    assert_eq!(text.lines().count(), 8, "{text}");
+    assert_eq!(text.lines().count(), 11, "{text}");
     if text.starts_with("[]") {
         assert!(!text.contains("false"), "{text}");
     }

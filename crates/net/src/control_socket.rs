@@ -19,12 +19,15 @@ pub fn send(socket: impl AsFd, message: &impl Serialize, descriptors: &[Borrowed
     if bytes.len() > MESSAGE_BYTES_MAX || descriptors.len() > DESCRIPTORS_MAX {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "a control message that is too long"));
     }
+    if descriptors.is_empty() {
+        // Servers may call sendto(2) without an address, and not sendmsg(2).
+        rustix::net::send(socket, &bytes, SendFlags::NOSIGNAL)?;
+        return Ok(());
+    }
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    if !descriptors.is_empty() {
-        let has_room = ancillary.push(SendAncillaryMessage::ScmRights(descriptors));
-        assert!(has_room, "room for the most descriptors");
-    }
+    let has_room = ancillary.push(SendAncillaryMessage::ScmRights(descriptors));
+    assert!(has_room, "room for the most descriptors");
     sendmsg(socket, &[IoSlice::new(&bytes)], &mut ancillary, SendFlags::NOSIGNAL)?;
     Ok(())
 }

@@ -189,9 +189,10 @@ impl<'m> Protocol<'m> {
 
     /// The epoch of a driver that has to be replaced, because it has broken its rings; 0 before the first one attached.
     pub(super) fn faulty_driver(&mut self, now: Time) -> Option<u32> {
-        let port = self.interfaces.iter_mut().flatten().find(|port| {
-            port.is_corrupt && port.reported_at.is_none_or(|at| now.since(at) >= REPORT_US)
-        })?;
+        let port =
+            self.interfaces.iter_mut().flatten().find(|port| {
+                port.is_corrupt && port.reported_at.is_none_or(|at| now.since(at) >= REPORT_US)
+            })?;
         port.reported_at = Some(now);
         Some(port.epoch.unwrap_or(0))
     }
