@@ -70,7 +70,6 @@ pub enum ToNic {
     Start {
         device: Device,
         mac: [u8; 6],
-        mtu: u16,
     },
     /// An application: memory of the driver, memory of the application (read-only), its doorbell.
     Client {
@@ -86,9 +85,10 @@ pub enum ToNic {
     ClientGone {
         client: u32,
     },
-    /// Attach to `inet` as the `epoch`th driver, and begin to work.
+    /// Attach to `inet` as the `epoch`th driver, and begin to work. `mtu` is that of the device at this moment.
     Go {
         epoch: u32,
+        mtu: u16,
     },
 }
 

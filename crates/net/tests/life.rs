@@ -53,6 +53,8 @@ enum Defect {
     TicketUnchecked,
     /// The number of a dead application is given to the next one while its frames wait at the driver.
     NumberReused,
+    /// A new driver continues from a counter that its predecessor has set back.
+    CounterBelieved,
 }
 
 const WRONG_BYTES: &str = "a frame leaves with bytes that were written after it was submitted";
@@ -61,7 +63,7 @@ const SENT_TWICE: &str = "bytes submitted once are sent twice";
 const STRANGE_RETURN: &str = "a direct return reaches an application that has sent nothing";
 const LOST_BUFFER: &str = "a buffer can never come back";
 
-const DEFECTS: [(Defect, &str); 12] = [
+const DEFECTS: [(Defect, &str); 13] = [
     (Defect::ReleaseAtAck, WRONG_BYTES),
     (Defect::FirstPosition, WRONG_BYTES),
     (Defect::ReturnIsRelease, WRONG_BYTES),
@@ -74,6 +76,7 @@ const DEFECTS: [(Defect, &str); 12] = [
     (Defect::ReleaseUnrepeated, LOST_BUFFER),
     (Defect::TicketUnchecked, WRONG_BYTES),
     (Defect::NumberReused, STRANGE_RETURN),
+    (Defect::CounterBelieved, WRONG_BYTES),
 ];
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -86,6 +89,8 @@ struct State {
     inet: Inet,
     /// The transmit ring: slots published and not consumed, by ticket.
     ring: VecDeque<u8>,
+    /// The slot consumed last, which a counter that is set back names again.
+    consumed: Option<u8>,
     driver: Driver,
     /// Sends that the peer has received.
     received: u8,
@@ -157,6 +162,7 @@ impl State {
             completions: VecDeque::new(),
             inet: Inet { is_alive: true, deaths: 0, accepted: 0, released: 0, piece: None, turn: Turn::Idle },
             ring: VecDeque::new(),
+            consumed: None,
             driver: Driver { is_alive: true, deaths: 0, step: Step::Idle },
             received: 0,
             is_region_reused: false,
@@ -173,7 +179,7 @@ impl State {
     }
 
     fn consume_slot(&mut self) {
-        self.ring.pop_front();
+        self.consumed = self.ring.pop_front();
         if let Some(piece) = &mut self.inet.piece {
             piece.at_driver = piece.at_driver.saturating_sub(1);
         }
@@ -396,6 +402,9 @@ fn deaths(state: &State, defect: Defect, steps: &mut Steps) {
             next.driver.is_alive = true;
             if let (Defect::RingForgotten, Some(piece)) = (defect, &mut next.inet.piece) {
                 piece.at_driver = 0;
+            }
+            if let (Defect::CounterBelieved, Some(ticket)) = (defect, next.consumed) {
+                next.driver.step = Step::Taken { ticket };
             }
         });
     } else if state.driver.deaths < DEATHS_MAX {

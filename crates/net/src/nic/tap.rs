@@ -144,8 +144,16 @@ pub(super) fn bring_up(name: &str) -> io::Result<u16> {
         set(&socket, libc::SIOCSIFFLAGS, &mut request)
             .map_err(|error| explain(&error, "it cannot be brought up"))?;
     }
-    set(&socket, libc::SIOCGIFMTU, &mut request)
-        .map_err(|error| explain(&error, "its MTU cannot be read"))?;
+    read_mtu(&socket, &mut request).map_err(|error| explain(&error, "its MTU cannot be read"))
+}
+
+/// The MTU of an interface.
+pub(crate) fn mtu(name: &str) -> io::Result<u16> {
+    read_mtu(&socket()?, &mut request(name)?)
+}
+
+fn read_mtu(socket: &OwnedFd, request: &mut libc::ifreq) -> io::Result<u16> {
+    set(socket, libc::SIOCGIFMTU, request)?;
     // SAFETY: the kernel has filled in this member.
     let mtu = unsafe { request.ifr_ifru.ifru_mtu };
     Ok(u16::try_from(mtu).unwrap_or(u16::MAX))

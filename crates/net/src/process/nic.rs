@@ -26,7 +26,7 @@ const _: () = assert!(size_of::<Counts>() <= PAGE_BYTES && size_of::<Counts>().i
 pub fn run() -> Result<Infallible, Fault> {
     let mut supervisor = Supervisor::new()?;
     let (message, descriptors) = supervisor.wait()?;
-    let ToNic::Start { device: kind, mac, mtu } = message else { return Err(Fault::Unexpected) };
+    let ToNic::Start { device: kind, mac } = message else { return Err(Fault::Unexpected) };
     let (device, bell, mut maps, counters) = {
         let [device, own, inet, frames, bell, inet_bell, news, counters] = exactly(descriptors)?;
         supervisor.news = Some(News::map(news.as_fd(), false).map_err(Fault::Memory)?);
@@ -43,10 +43,10 @@ pub fn run() -> Result<Infallible, Fault> {
     let waiter = Waiter::new(is_shared).map_err(Fault::Wait)?;
     let missing = isolate(NIC_USER, true);
     supervisor.send(&FromNic::Ready { missing })?;
-    let epoch = loop {
+    let (epoch, mtu) = loop {
         let (message, descriptors) = supervisor.wait()?;
-        if let ToNic::Go { epoch } = message {
-            break epoch;
+        if let ToNic::Go { epoch, mtu } = message {
+            break (epoch, mtu);
         }
         on_message(&mut maps, &supervisor, &message, descriptors)?;
     };

@@ -18,6 +18,7 @@ mod request;
 mod socket;
 
 pub use counters::{COUNTERS_BYTES, Counters, Page};
+pub(crate) use protocol::MTU_MIN;
 pub use request::Server;
 
 use inet::Capacity;

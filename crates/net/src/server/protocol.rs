@@ -19,7 +19,7 @@ use crate::layout::{self, Channel, FRAMES_BYTES, HEADS, driver};
 use crate::slot::{self, Input, NO_CLIENT, NO_TAIL, REGION_FRAMES, Span, input};
 
 /// Smallest MTU of an interface, bytes (RFC 791 §3.2).
-const MTU_MIN: u16 = 576;
+pub(crate) const MTU_MIN: u16 = 576;
 /// While a driver holds slots, its counters are read this often: it rings no bell when it has consumed one.
 const DRIVER_LOOK_US: u64 = 1000;
 /// Distance of two reports that a driver has broken its rings, while none attaches with other ones.

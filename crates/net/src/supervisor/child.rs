@@ -13,6 +13,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use super::journal::plain;
 use super::memory::Bell;
 use super::watch::{Seen, Watch};
 use crate::control_socket;
@@ -204,7 +205,7 @@ impl Child {
     fn log_line(&mut self) {
         if self.lines < LINES_MAX {
             let (name, pid) = (self.name, self.process.id());
-            tracing::warn!("{name} {pid}: {}", String::from_utf8_lossy(&self.line));
+            tracing::warn!("{name} {pid}: {}", plain(&String::from_utf8_lossy(&self.line)));
         }
         self.lines += 1;
         self.line.clear();

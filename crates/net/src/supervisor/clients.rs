@@ -63,9 +63,24 @@ pub(super) struct Clients {
     regions_max: usize,
 }
 
+/// Pieces of memory of one application.
+fn regions_max(clients_max: u32) -> usize {
+    (REGIONS_MAX / clients_max as usize).min(server::REGIONS_MAX)
+}
+
+/// Open files of a supervisor with the most applications and memory: two of each memory that is shared with an application
+/// (5), its bell, its socket, and what it sends from.
+pub(super) fn descriptors(clients_max: u32) -> u64 {
+    /// Standard streams, the socket, the device; memory and bells of the interface; of three servers and one that is ending
+    /// the process, socket, pages and log; connections that are no applications.
+    const OTHERS: u64 = 96;
+    const OF_APPLICATION: u64 = 2 * 5 + 2 + 1;
+    OTHERS + u64::from(clients_max) * (OF_APPLICATION + regions_max(clients_max) as u64)
+}
+
 impl Clients {
     pub(super) fn new(clients_max: u32) -> Self {
-        let regions_max = (REGIONS_MAX / clients_max as usize).min(server::REGIONS_MAX);
+        let regions_max = regions_max(clients_max);
         Self {
             places: vec![Place::Free; clients_max as usize],
             regions: vec![Region::default(); REGIONS_MAX],

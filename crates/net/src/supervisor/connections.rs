@@ -42,8 +42,9 @@ pub(super) struct Connection {
 pub(super) enum Received {
     Nothing,
     Message(FromClient, Vec<OwnedFd>),
-    /// It is gone, or has sent what is no message of ours.
     Ended,
+    /// What was sent is no message of ours, and why.
+    Strange(io::Error),
 }
 
 impl Connection {
@@ -52,10 +53,7 @@ impl Connection {
             Ok(Some((message, descriptors))) => Received::Message(message, descriptors),
             Ok(None) => Received::Ended,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Received::Nothing,
-            Err(error) => {
-                tracing::warn!("{} sent no message of ours: {error}", self.peer);
-                Received::Ended
-            }
+            Err(error) => Received::Strange(error),
         }
     }
 

@@ -17,6 +17,16 @@ pub(super) struct Link<'a> {
     is_joined: bool,
 }
 
+/// The MTU of the device now; that at its opening if the kernel does not say.
+pub(super) fn mtu(nic: &Nic, opened: &Opened) -> u16 {
+    let now = match nic {
+        Nic::Tap(name) | Nic::Packet(name) => tap::mtu(name).ok(),
+        Nic::Wire(..) => None,
+    };
+    // `inet` attaches no interface with a smaller one: then the kernel refuses frames that are longer.
+    now.unwrap_or(opened.mtu).max(crate::server::MTU_MIN)
+}
+
 /// What has become of a wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Change {
@@ -46,7 +56,7 @@ impl<'a> Link<'a> {
     }
 
     pub(super) fn mtu(&self) -> u16 {
-        self.opened.as_ref().map_or(wire::MTU, |opened| opened.mtu)
+        self.opened.as_ref().map_or(wire::MTU, |opened| mtu(self.nic, opened))
     }
 
     /// The other end of a wire is there; so is every interface.

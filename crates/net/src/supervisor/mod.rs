@@ -6,6 +6,7 @@
 //! sleeps.
 //!
 //! - [`config`]: what it is asked for; `succession`, `clients`, `watch`: its state, without processes.
+//! - `journal`: what applications can make it log;
 //! - `child`: one process; `world`: all processes and memory of one life of `inet`; `link`: what is behind the drivers;
 //!   `status`, `cost`: what `net status` shows.
 
@@ -14,6 +15,7 @@ mod clients;
 pub mod config;
 mod connections;
 mod cost;
+mod journal;
 mod link;
 mod memory;
 mod status;
@@ -32,6 +34,7 @@ use thiserror::Error;
 use self::child::{Child, ending};
 use self::config::Config;
 use self::connections::{Connection, Connections, Received};
+use self::journal::{Journal, Kind, plain};
 use self::link::{Change, Link};
 use self::succession::Backoff;
 use self::watch::LOOK_US;
@@ -64,6 +67,11 @@ pub enum Fault {
     Inet(String),
     #[error("waiting: {0}")]
     Wait(io::Error),
+    #[error(
+        "{clients} application(s) need up to {needed} open files, and this process may have {most}: raise the hard limit \
+         (`ulimit -Hn {needed}` as root, `LimitNOFILE={needed}` in a systemd unit), or use a smaller --clients"
+    )]
+    Limit { clients: u32, needed: u64, most: u64 },
 }
 
 /// What happens once in the life of a supervisor.
@@ -81,11 +89,9 @@ pub enum Event {
 pub fn run(config: &Config, on_event: &mut dyn FnMut(Event)) -> Result<(), Fault> {
     // First: what follows makes files, which are removed at an orderly end.
     let signals = Signals::catch().map_err(Fault::Wait)?;
+    raise_limit(config.clients_max)?;
     let door = Listener::new(&config.socket).map_err(Fault::Socket)?;
     let link = Link::open(&config.nic, config.mac)?;
-    // Each application needs up to 80 descriptors. With the old limit, there are fewer applications.
-    let limit = getrlimit(Resource::Nofile);
-    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
     if !link.is_joined() {
         on_event(Event::WaitingForWire);
     }
@@ -102,8 +108,24 @@ pub fn run(config: &Config, on_event: &mut dyn FnMut(Event)) -> Result<(), Fault
         served_since: None,
         looked_at: now(),
         ends_at: None,
+        journal: Journal::new(now()),
     };
     supervisor.serve(&mut || on_event(Event::Up))
+}
+
+/// Raises the limit of open files to the highest one allowed. If that is too low, an application, or the next driver, would
+/// fail in the middle of the work of others.
+fn raise_limit(clients: u32) -> Result<(), Fault> {
+    let limit = getrlimit(Resource::Nofile);
+    let needed = clients::descriptors(clients);
+    if let Some(most) = limit.maximum.filter(|&most| most < needed) {
+        return Err(Fault::Limit { clients, needed, most });
+    }
+    if limit.current.is_some_and(|current| current < needed) {
+        setrlimit(Resource::Nofile, Rlimit { current: Some(needed), ..limit })
+            .map_err(|error| Fault::Wait(error.into()))?;
+    }
+    Ok(())
 }
 
 /// Signals as a descriptor.
@@ -181,6 +203,7 @@ struct Supervisor<'a> {
     served_since: Option<Time>,
     looked_at: Time,
     ends_at: Option<Time>,
+    journal: Journal,
 }
 
 impl Supervisor<'_> {
@@ -201,7 +224,9 @@ impl Supervisor<'_> {
                     }
                     Notice::Faulty { client } => {
                         self.connections.refuse(client, "the application has broken its rings");
-                        tracing::warn!("application {client} has broken its rings: it is disconnected");
+                        if self.journal.admits(Kind::Faulty, now()) {
+                            tracing::warn!("application {client} has broken its rings: it is disconnected");
+                        }
                         self.leave(client);
                     }
                     Notice::NoDriver => {
@@ -247,6 +272,9 @@ impl Supervisor<'_> {
             self.drop_connection(number);
         }
         self.connections.drop_silent(now);
+        for (what, lines) in self.journal.settle(now) {
+            tracing::warn!("{lines} more within a second: {what}");
+        }
         Ok(())
     }
 
@@ -257,7 +285,10 @@ impl Supervisor<'_> {
             None => (Time::NEVER, Time::NEVER),
         };
         let end = self.ends_at.unwrap_or(Time::NEVER);
-        [start, look, end, self.connections.deadline()].into_iter().min().unwrap_or(Time::NEVER)
+        [start, look, end, self.connections.deadline(), self.journal.deadline()]
+            .into_iter()
+            .min()
+            .unwrap_or(Time::NEVER)
     }
 
     fn wait(&self) -> Result<Vec<Source>, Fault> {
@@ -456,6 +487,13 @@ impl Supervisor<'_> {
                 }
             }
             Received::Ended => self.drop_connection(number),
+            Received::Strange(error) => {
+                if self.journal.admits(Kind::Strange, now()) {
+                    let why = plain(&error.to_string());
+                    tracing::warn!("{} sent no message of ours: {why}", connection.peer);
+                }
+                self.drop_connection(number);
+            }
         }
     }
 
@@ -463,11 +501,15 @@ impl Supervisor<'_> {
         let (Some(world), Some(connection)) = (&mut self.world, self.connections.get(number)) else { return };
         match world.join(self.config, connection.as_fd()) {
             Ok(client) => {
-                tracing::info!("application {client} joined: {}", connection.peer);
+                if self.journal.admits(Kind::Joined, now()) {
+                    tracing::info!("application {client} joined: {}", connection.peer);
+                }
                 connection.set_client(client);
             }
             Err(why) => {
-                tracing::warn!("{} was refused: {why}", connection.peer);
+                if self.journal.admits(Kind::Refused, now()) {
+                    tracing::warn!("{} was refused: {why}", connection.peer);
+                }
                 connection.refuse(&why);
                 self.drop_connection(number);
             }
@@ -483,7 +525,9 @@ impl Supervisor<'_> {
         };
         let Some(world) = &mut self.world else { return };
         if let Err(why) = world.add_region(client, memory, bytes) {
-            tracing::warn!("memory of application {client} was refused: {why}");
+            if self.journal.admits(Kind::Memory, now()) {
+                tracing::warn!("memory of application {client} was refused: {why}");
+            }
             connection.refuse(&why);
         }
     }
@@ -492,7 +536,9 @@ impl Supervisor<'_> {
         let client = self.connections.get(number).and_then(|connection| connection.client());
         self.connections.remove(number);
         if let Some(client) = client {
-            tracing::info!("application {client} left");
+            if self.journal.admits(Kind::Left, now()) {
+                tracing::info!("application {client} left");
+            }
             self.with_world(|world| world.leave(client));
         }
     }

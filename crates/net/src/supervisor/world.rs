@@ -13,6 +13,7 @@ use inet::Time;
 use super::child::{Child, ending, is_readable};
 use super::clients::{Clients, Refusal, Server};
 use super::config::Config;
+use super::link;
 use super::memory::{Application, Interface, SendRegion, Shared};
 use super::succession::{Action, Succession};
 use crate::control::{FromInet, FromNic, ToClient, ToInet, ToNic};
@@ -119,7 +120,7 @@ impl World {
                 Action::Promote(epoch) => {
                     if let Some(mut driver) = self.spare.take() {
                         driver.wake_by(Arc::clone(&self.interface.nic_bell));
-                        driver.send(&ToNic::Go { epoch }, &[]);
+                        driver.send(&ToNic::Go { epoch, mtu: link::mtu(&config.nic, opened) }, &[]);
                         self.driver = Some(driver);
                     }
                 }
@@ -136,7 +137,7 @@ impl World {
         let (news, counters) = nic.pages()?;
         let counters = counters.try_clone_to_owned()?;
         let to_inet = self.interface.inet_bell.ringer.another()?;
-        let start = ToNic::Start { device: config.nic.device(), mac: config.mac, mtu: opened.mtu };
+        let start = ToNic::Start { device: config.nic.device(), mac: config.mac };
         nic.send(
             &start,
             &[

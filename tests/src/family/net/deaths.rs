@@ -1,6 +1,7 @@
 //! Drivers and `inet` die, or stop, while connections live.
 
 use std::io::{ErrorKind, Read as _};
+use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::FileExt as _;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -31,6 +32,7 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) {
     }
     cases.check("driver-leaves-bad-counters", || bad_counters(context, true));
     cases.check("driver-writes-bad-counters", || bad_counters(context, false));
+    cases.check("next-driver-takes-the-mtu", || mtu(context));
     cases.check("driver-stopped", || driver_stopped(context));
     cases.check("inet-killed", || inet_killed(context));
     cases.check("inet-stopped", || inet_stopped(context));
@@ -101,6 +103,29 @@ fn bad_counters(context: &Context, is_left: bool) -> Result<()> {
     let expected = if is_left { 0 } else { restarts };
     ensure!(said == expected, "said {said} times: {}", net.supervisor.stderr());
     transfers_work(context, &net, &stack)
+}
+
+/// The MTU of the link that changes below is that of the next driver.
+fn mtu(context: &Context) -> Result<()> {
+    const MTU: i32 = 1200;
+    let net = Net::up(context, "mtu", &[])?;
+    let stack = net.join()?;
+    net.ip(&["link", "set", "tap0", "mtu", &MTU.to_string()])?;
+    let status = net.status(context)?;
+    ensure!(status["mtu_bytes"] == MTU || status["interface"]["mtu_bytes"] == MTU, "{status}");
+    wait_until(LIMIT, || Ok(of(&net.status(context)?, "nic (spare)")["is_ready"] == true))?;
+    signal(net.pid_of(context, "nic")?, libc::SIGKILL)?;
+    wait_until(LIMIT, || Ok(of(&net.status(context)?, "nic")["restarts"] == 1))?;
+    // What the kernel sends is bound by what the stack accepts, and no longer by its own interface.
+    net.ip(&["link", "set", "tap0", "mtu", "1500"])?;
+    let (kernel, _ours) = net.connection(&stack, 4320, true)?;
+    let (mut bytes, mut length) = (0i32, size_of::<i32>() as libc::socklen_t);
+    // SAFETY: the kernel writes at most `length` bytes to `bytes`.
+    let result = unsafe {
+        let into = (&raw mut bytes).cast();
+        libc::getsockopt(kernel.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_MAXSEG, into, &raw mut length)
+    };
+    demand!(result == 0 && (MTU - 60..MTU).contains(&bytes), "segments of {bytes} bytes")
 }
 
 fn driver_stopped(context: &Context) -> Result<()> {

@@ -18,6 +18,7 @@ const REGION_BYTES: u32 = 1 << 20;
 pub(super) fn examine(context: &Context, cases: &mut Cases) {
     cases.check("hostile-memory", || memory(context));
     cases.check("hostile-messages", || messages(context));
+    cases.check("hostile-log", || log(context));
     cases.check("hostile-silence", || silence(context));
     cases.check("hostile-quota", || quota(context));
     cases.check("hostile-bells", || bells(context));
@@ -279,4 +280,27 @@ fn still_works(context: &Context, net: &Net) -> Result<()> {
         ensure!(super::place::of(&status, server)["restarts"] == 0, "a server died: {status}");
     }
     Ok(())
+}
+
+/// What applications send reaches the log as one line without control characters, and a flood of it as a few lines.
+fn log(context: &Context) -> Result<()> {
+    const MESSAGES: usize = 60;
+    let net = Net::up(context, "log", &[])?;
+    for _ in 0..MESSAGES {
+        let liar = Liar::new(&net)?;
+        let message = br#"{"\n2026-11-27T11:31:00Z ERROR forged\u001b[31m":1}"#;
+        rustix::net::send(&liar.0, message, rustix::net::SendFlags::NOSIGNAL)?;
+        ensure!(receive::<ToClient>(&liar.0)?.is_none(), "it is not disconnected");
+    }
+    const MORE: &str = "more within a second: processes that sent no message of ours";
+    wait_until(LIMIT, || Ok(net.supervisor.stderr().contains(MORE)))?;
+    let log = net.supervisor.stderr();
+    let lines = log.lines().filter(|line| line.contains("sent no message of ours: ")).count();
+    // Ten a second; the messages may take more than one.
+    ensure!((10..MESSAGES).contains(&lines), "{lines} lines: {log}");
+    ensure!(log.contains("`\\n2026"), "{log}");
+    demand!(
+        !log.contains('\u{1b}') && !log.lines().any(|line| line.starts_with("2026-11-27T11:31:00Z")),
+        "{log}"
+    )
 }

@@ -13,6 +13,7 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) {
     cases.check("usage", || usage(context));
     cases.check("paths-that-are-no-sockets", || paths(context));
     cases.check("socket-fails-before-the-wire-waits", || fails_at_once(context));
+    cases.check("too-few-open-files", || too_few_files(context));
     cases.check("no-such-interface", || no_such_interface(context));
     cases.check("interface-deleted", || interface_deleted(context));
 }
@@ -38,6 +39,16 @@ fn usage(context: &Context) -> Result<()> {
         up(context, &[&arguments, &more[..]].concat())?.expect(2)?.says(words)?;
     }
     Ok(())
+}
+
+/// It is refused at the start, and not when the last application or the next driver comes.
+fn too_few_files(context: &Context) -> Result<()> {
+    let mut command = std::process::Command::new("sh");
+    command.args(["-c", "ulimit -n 512 && exec \"$@\"", "sh"]).arg(context.command().get_program());
+    command.args(["net", "up", "--socket", "/no/such", "--nic", "tap:t", "--address", "10.0.0.2/24"]);
+    command.args(["--clients", "64"]);
+    let words = ["64 application(s) need up to ", "open files, and this process may have 512"];
+    run(&mut command, LIMIT)?.expect(1)?.says_all(&words).map(drop)
 }
 
 /// Files that may be data stay as they are.

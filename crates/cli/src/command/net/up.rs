@@ -147,7 +147,7 @@ fn explain(fault: Fault, nic: &Nic, socket: &Path) -> Failure {
         Fault::Driver(_) | Fault::Inet(_) => {
             Failure::failed("keep servers running on", nic.to_string(), fault).hint(again)
         }
-        Fault::Start(_) | Fault::Wait(_) => {
+        Fault::Start(_) | Fault::Wait(_) | Fault::Limit { .. } => {
             Failure::failed("start the servers on", nic.to_string(), fault).hint(again)
         }
     }
