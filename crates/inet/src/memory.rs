@@ -49,7 +49,7 @@ impl Default for Capacity {
             time_waits: 4096,
             neighbours: 256,
             frames: 1024,
-            tails: 128,
+            tails: 256,
             clients: 16,
         }
     }

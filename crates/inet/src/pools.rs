@@ -15,7 +15,7 @@ use crate::{Arrived, ConnectionId, FrameId, HEAD_BYTES, InterfaceId, List, NONE,
 const FRAMES_DRIVER_SHARE: u32 = 16;
 /// A client may hold this many times the heads and tails that are left then, a connection that many times what is left of
 /// its client's part. So a connection that is not read leaves a third of the client's part to others, and one that is read
-/// may fill its window: of 128 tails it may hold 60, which is 3.9 MB.
+/// may fill its window: of 256 tails it may hold 120, with half-full frames 3.9 MB.
 const FRAMES_TIMES_CLIENT: u32 = 3;
 const FRAMES_TIMES_CONNECTION: u32 = 2;
 /// Frames that a connection may hold although its client's part is used up: two, because the window opens by two segments

@@ -23,7 +23,7 @@ pub const HEAD_BYTES: usize = inet::VNET_BYTES + inet::HEAD_BYTES as usize;
 /// Room for the rest: together a frame of 65,535 bytes and an Ethernet header.
 pub const TAIL_BYTES: usize = 64 << 10;
 pub const HEADS: usize = 1024;
-pub const TAILS: usize = 128;
+pub const TAILS: usize = 256;
 /// Of the memory of one interface's frames: the heads, then the tails.
 pub const FRAMES_BYTES: usize = HEADS * HEAD_BYTES + TAILS * TAIL_BYTES;
 
