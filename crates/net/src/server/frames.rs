@@ -10,6 +10,8 @@ const FRAME_BYTES_MIN: u32 = 14;
 /// Free heads below this number are not posted while the driver has enough: a `Fill` carries several.
 const FILL_HEADS: usize = 16;
 const HEADS_ENOUGH: usize = HEADS / 2;
+/// So many free tails are posted, though the driver has others: 512 KiB, which are still in the cache when it uses them.
+const FILL_TAILS: usize = 8;
 
 // All heads and tails fit into the ring of fills at once, each `Fill` with at least `FILL_HEADS` of them.
 const _: () = assert!(FILLS * FILL_NUMBERS >= HEADS + TAILS && FILL_HEADS <= FILL_NUMBERS);
@@ -138,7 +140,7 @@ impl Frames {
 
     /// Whether free heads and tails are worth a [`Fill`] now.
     pub(super) fn wants_fill(&self) -> bool {
-        let has_enough = self.at_driver >= HEADS_ENOUGH && self.free_tails.len() < TAILS / 8;
+        let has_enough = self.at_driver >= HEADS_ENOUGH && self.free_tails.len() < FILL_TAILS;
         !has_enough || self.free_heads.len() >= FILL_HEADS
     }
 
