@@ -69,14 +69,10 @@ impl Socket {
         while sent < bytes.len() {
             sent += self.repeat(PollFlags::OUT, |stream| stream.write(&bytes[sent..]))?;
         }
-        Ok(())
-    }
-
-    /// The round goes on elsewhere now: after an answer, not within a stream.
-    pub(super) fn hand_on(&mut self) {
         if let Some(waiter) = &mut self.waiter {
             let _ = waiter.after(Turn::Handed);
         }
+        Ok(())
     }
 
     pub(super) fn finish(&mut self) -> io::Result<()> {

@@ -180,7 +180,6 @@ fn serve(mut stream: TcpStream, pattern: &Pattern) -> io::Result<()> {
             for _ in 0..count {
                 socket.receive_all(&mut buffer)?;
                 socket.send_all(b"x")?;
-                socket.hand_on();
             }
         }
         Task::Sink | Task::SinkChecked => {
