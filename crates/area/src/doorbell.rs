@@ -1,8 +1,8 @@
 //! Wakes a process that sleeps: a pipe, whose reader belongs to the one that sleeps.
 //!
-//! An eventfd would be one open file for all that have it: any of them could take back what another has rung, or make
-//! the others block by F_SETFL. Of a pipe, who rings has an end that cannot be read, opened for it alone
-//! ([`Ringer::another`]); its full pipe is a bell that rings.
+//! Descriptors of one eventfd share one open file: each holder could read the counter that another one has added to, or
+//! clear O_NONBLOCK for all. A pipe has a writer that cannot be read, and each process that rings gets a writer with an
+//! open file of its own ([`Ringer::another`]). A write to a full pipe fails with EAGAIN: the reader is readable already.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};

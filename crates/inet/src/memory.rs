@@ -56,8 +56,8 @@ impl Default for Capacity {
 }
 
 impl Capacity {
-    /// Connections that one client may have, those that it has not accepted yet included: an equal share of all, so that
-    /// no client and none of its peers takes a connection of another client.
+    /// Limit of connection records of one client, half-open and unaccepted ones included: an equal share of the table, so
+    /// that a full share of one client leaves the records of the others free.
     pub(crate) fn connections_of_client(&self) -> u32 {
         (self.connections / self.clients.max(1)).max(1)
     }

@@ -301,7 +301,7 @@ fn orphans_give_way_to_new_connections() {
         }
         assert_eq!(world.engine.drops(), Drops { orphans: ORPHANS.into(), ..Drops::default() });
         assert_eq!(world.connect(ATTACKED, 9), Err(Refusal::Full), "all are used by the client itself");
-        // The peer of an orphan was told.
+        // The reset orphan has no record any more: a segment of its peer is answered by RST.
         world.segment(&TcpHeader { flags: Flags::ACK, ..first.header() });
         assert!(world.answer(&first).is_some_and(|tcp| tcp.flags.has(Flags::RST)));
     });

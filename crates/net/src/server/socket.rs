@@ -411,7 +411,7 @@ impl Client {
                 socket.state = State::Connected(connection);
                 cancelled = Some(ticket);
             }
-            // RFC 2525 §2.17, as with Linux: the peer is told that bytes of it were not read.
+            // RFC 2525 §2.17, as with Linux: RST instead of FIN says that received bytes were discarded.
             State::Connected(connection) if is_deferred || asked.read != socket.delivered => {
                 let _ = protocol.abort(connection, now);
             }

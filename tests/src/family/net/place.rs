@@ -170,7 +170,7 @@ pub(super) fn pattern(context: &Context, of: &str) -> Vec<u8> {
     random::bytes(&mut context.rng(of), PATTERN_BYTES)
 }
 
-/// What a transfer has seen, for whoever disturbs it.
+/// Progress of a transfer, which another thread reads to time kills and closes.
 #[derive(Debug, Default)]
 pub(super) struct Transfer {
     /// The sender closes after its next bytes.
@@ -278,7 +278,7 @@ pub(super) fn transfers_work(context: &Context, net: &Net, stack: &Stack) -> Res
     Ok(())
 }
 
-/// A user without rights is told what they are for.
+/// Without root, the error of `net up` names the missing right and the command that makes the interface.
 pub(super) fn explains_what_is_missing(context: &Context) -> Result<()> {
     let dir = scratch()?;
     std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o777))?;

@@ -232,7 +232,7 @@ fn impossible_counters_end_the_driver_and_not_by_a_panic() {
     }
 }
 
-/// A driver may have died with any counters in its memory; the next one works all the same.
+/// Each impossible value of the predecessor's counters is replaced before the next driver uses its rings.
 #[test]
 fn a_driver_works_whatever_counters_its_predecessor_left() {
     let rings = layout::driver::RINGS;
