@@ -641,11 +641,11 @@ impl World {
         assert_eq!(engine.poll_timeout(), None, "a timer without a connection");
         assert!(self.given.is_empty(), "frames that do not come back: {:?}", self.given);
         assert!((0..CLIENTS).all(|client| engine.is_drained(client)));
-        // As many connections as there can be, each with its reserved pieces.
+        // As many connections as there can be, an equal share of each client, each with its reserved pieces.
         engine.on_attached(0, Link { mac: OURS, mtu: 1500, segments: true }, self.now);
-        for port in 1..=CAPACITY.connections as u16 {
-            let id =
-                engine.connect(1, Endpoint::default(), at("10.0.0.2", port), Options::default(), self.now);
+        for number in 0..CAPACITY.connections {
+            let (client, remote) = (number % CLIENTS, at("10.0.0.2", number as u16 + 1));
+            let id = engine.connect(client, Endpoint::default(), remote, Options::default(), self.now);
             let payload = PayloadRef { length: 1, ..PayloadRef::default() };
             engine.send(id.expect("a free record"), 1, &[payload; 4], self.now).expect("free pieces");
         }
