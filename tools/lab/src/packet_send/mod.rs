@@ -47,6 +47,7 @@ pub(crate) use near::Near;
 pub(crate) use peer::Peer;
 pub(crate) use stages::Stages;
 
+use std::collections::HashSet;
 use std::path::Path;
 use std::time::Duration;
 
@@ -80,9 +81,29 @@ impl Cores {
         match std::thread::available_parallelism().map_or(1, usize::from) {
             1 => Self { application: None, inet: None, nic: None, peer: None },
             2 | 3 => Self { application: Some(0), inet: Some(1), nic: Some(0), peer: Some(1) },
-            _ => Self { application: Some(0), inet: Some(1), nic: Some(2), peer: Some(3) },
+            count => {
+                let [application, inet, nic, peer] = apart(count, siblings).map(Some);
+                Self { application, inet, nic, peer }
+            }
         }
     }
+}
+
+/// Four processors of `count`, of different cores where there are enough: two processors of one core share what they
+/// compute with.
+fn apart(count: usize, siblings: impl Fn(usize) -> Option<String>) -> [usize; 4] {
+    let mut seen = HashSet::new();
+    let (mut first, mut others) = (Vec::new(), Vec::new());
+    for cpu in 0..count {
+        let is_first = siblings(cpu).is_none_or(|list| seen.insert(list));
+        if is_first { first.push(cpu) } else { others.push(cpu) }
+    }
+    first.extend(others);
+    [first[0], first[1], first[2], first[3]]
+}
+
+fn siblings(cpu: usize) -> Option<String> {
+    std::fs::read_to_string(format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")).ok()
 }
 
 /// A row and what its rounds gave.
@@ -307,5 +328,18 @@ impl Drop for WithoutDeferral {
     fn drop(&mut self) {
         // It was written a moment ago.
         let _ = std::fs::write(SKB_DEFER_MAX, &self.former);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_process_has_a_core_where_there_are_enough() {
+        let pairs = |cpu: usize| Some(format!("{}-{}", cpu & !1, cpu | 1));
+        assert_eq!(apart(8, pairs), [0, 2, 4, 6]);
+        assert_eq!(apart(4, pairs), [0, 2, 1, 3]);
+        assert_eq!(apart(4, |_| None), [0, 1, 2, 3]);
     }
 }
