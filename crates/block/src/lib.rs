@@ -6,6 +6,7 @@
 //!
 //! Not here: iSCSI (`node`), copying (`mover`). Start with `endpoint.rs`.
 
+mod blocking;
 mod endpoint;
 mod error;
 mod file;
@@ -23,6 +24,7 @@ pub mod layer;
 pub mod offload;
 pub mod remote;
 
+pub use blocking::Blocking;
 pub use endpoint::{
     Capability, Completion, Direction, Endpoint, Evidence, Extent, Identity, Inspect, Kind, Medium, Reader,
     Request, RequestId, State,

@@ -54,7 +54,8 @@ impl Drop for Context {
 impl Context {
     fn new(key: &[u8; 64], is_sealing: bool) -> Self {
         // SAFETY: returns an owned context, or null.
-        let context = NonNull::new(unsafe { sys::EVP_CIPHER_CTX_new() }).expect("memory for a cipher's context");
+        let context =
+            NonNull::new(unsafe { sys::EVP_CIPHER_CTX_new() }).expect("memory for a cipher's context");
         let this = Self(context);
         // SAFETY: the context is valid, the cipher is static and takes 64 bytes of key; a null ENGINE is the default one,
         // and a null iv means that it is set later.

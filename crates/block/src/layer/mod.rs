@@ -6,6 +6,7 @@ mod fault;
 mod limit;
 mod log;
 mod readahead;
+mod volume;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,0 +1,417 @@
+//! A `luks2` volume as one thread uses it: reads are decrypted where they landed, writes are encrypted into areas of this
+//! endpoint, piece by piece, which are submitted as they are filled.
+
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use area::Span;
+use io::{Event, Io, Owner};
+use xts::{TWEAK_BYTES, Xts};
+use zeroize::Zeroizing;
+
+use super::areas::{Areas, PIECE_BYTES};
+use crate::{
+    Capability, Completion, Direction, Endpoint, Evidence, Fingerprint, Identity, Inspect, IoError,
+    IoErrorKind, Kind, Medium, OpenError, PathReport, Request, RequestId, State, memory,
+};
+
+/// What an unlocked header says of the data. The key is the only copy that outlives opening; every endpoint expands it.
+pub(super) struct Unlocked {
+    pub(super) key: Zeroizing<Vec<u8>>,
+    /// First byte of the data in the storage.
+    pub(super) data_offset: u64,
+    /// Bytes of data; `None`: up to the end of the storage.
+    pub(super) size_bytes: Option<u64>,
+    pub(super) sector_bytes: u32,
+    /// Tweak of the first 512 bytes.
+    pub(super) first_tweak: u64,
+    /// UUID and digest of the key: names what a copy began with, should the volume be formatted anew.
+    pub(super) name: String,
+}
+
+impl fmt::Debug for Unlocked {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Unlocked").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Luks2Medium {
+    inner: Arc<dyn Medium>,
+    unlocked: Arc<Unlocked>,
+}
+
+impl Luks2Medium {
+    pub(super) fn new(inner: Arc<dyn Medium>, unlocked: Unlocked) -> Self {
+        Self { inner, unlocked: Arc::new(unlocked) }
+    }
+}
+
+impl Medium for Luks2Medium {
+    fn attach(&self, io: &mut Io) -> Result<Box<dyn Endpoint>, OpenError> {
+        let unlocked = Arc::clone(&self.unlocked);
+        let cipher = Xts::new(&unlocked.key, unlocked.sector_bytes as usize)
+            .map_err(|_| OpenError::Refused("the volume key cannot be one of AES-XTS".to_owned()))?;
+        let inner = self.inner.attach(io)?;
+        let mut areas = Areas::default();
+        if !areas.reserve(io) {
+            return Err(OpenError::Failed("no memory is left for the volume's ciphertext".to_owned()));
+        }
+        let capability = above(inner.capability(), &unlocked);
+        Ok(Box::new(Luks2 {
+            inner,
+            unlocked,
+            cipher,
+            capability,
+            areas,
+            writes: VecDeque::new(),
+            parts: HashMap::new(),
+            requests: HashMap::new(),
+            next: 0,
+        }))
+    }
+
+    fn name(&self) -> String {
+        self.inner.name()
+    }
+
+    fn has_failed(&self) -> bool {
+        self.inner.has_failed()
+    }
+
+    fn drop_read_ahead(&self) {
+        self.inner.drop_read_ahead();
+    }
+
+    fn lasting_name(&self) -> Option<String> {
+        Some(format!("{}, volume {}", self.inner.lasting_name()?, self.unlocked.name))
+    }
+}
+
+/// What is written: bytes of the caller, or zeroes.
+enum Plain {
+    Bytes(Span),
+    Zeroes,
+}
+
+/// A write of which pieces are still to be submitted.
+struct Write {
+    id: RequestId,
+    /// In the volume, of the next piece.
+    offset: u64,
+    end: u64,
+    plain: Plain,
+    /// Of the first byte of `plain` in the volume.
+    start: u64,
+    durable: bool,
+}
+
+/// A request to the storage beneath.
+enum Part {
+    /// To be decrypted in place.
+    Read {
+        id: RequestId,
+        offset: u64,
+        into: Span,
+    },
+    Write(RequestId),
+    Flush(RequestId),
+}
+
+/// A write in progress: pieces not yet completed, those not yet submitted as one, and the first error.
+struct Progress {
+    left: u32,
+    result: Result<(), IoError>,
+}
+
+struct Luks2 {
+    inner: Box<dyn Endpoint>,
+    unlocked: Arc<Unlocked>,
+    cipher: Xts,
+    capability: Capability,
+    areas: Areas,
+    /// In the order of their submission: the first one takes the next area.
+    writes: VecDeque<Write>,
+    parts: HashMap<RequestId, Part>,
+    requests: HashMap<RequestId, Progress>,
+    next: RequestId,
+}
+
+/// Whole sectors of the volume. Nothing beneath tells data from holes: zeroes are written, and a discard changes nothing.
+fn above(inner: &Capability, unlocked: &Unlocked) -> Capability {
+    let sector = unlocked.sector_bytes;
+    let room = inner.size_bytes.saturating_sub(unlocked.data_offset);
+    let size_bytes = unlocked.size_bytes.unwrap_or(room).min(room);
+    Capability {
+        size_bytes: size_bytes - size_bytes % u64::from(sector),
+        // A LUN's blocks have 512 or 4096 bytes.
+        block_size: if sector == 512 { 512 } else { 4096 },
+        physical_block_size: inner.physical_block_size.max(sector),
+        granularity: inner.granularity.max(sector),
+        max_transfer_bytes: inner.max_transfer_bytes - inner.max_transfer_bytes % sector,
+        discard: false,
+        write_zeroes: false,
+        ..inner.clone()
+    }
+}
+
+impl Luks2 {
+    fn tweak(&self, offset: u64) -> u64 {
+        self.unlocked.first_tweak.wrapping_add(offset / TWEAK_BYTES as u64)
+    }
+
+    fn number(&mut self) -> RequestId {
+        self.next += 1;
+        self.next
+    }
+
+    fn submit_inner(
+        &mut self,
+        io: &mut Io,
+        id: RequestId,
+        part: Part,
+        kind: Kind,
+        inner: &mut Vec<Completion>,
+    ) {
+        self.parts.insert(id, part);
+        self.inner.submit(io, Request { id, kind }, inner);
+    }
+
+    fn write(&mut self, id: RequestId, range: Range<u64>, plain: Plain, durable: bool) {
+        self.requests.insert(id, Progress { left: 1, result: Ok(()) });
+        let Range { start, end } = range;
+        self.writes.push_back(Write { id, offset: start, end, plain, start, durable });
+    }
+
+    /// Handles completions of the storage beneath, and submits pieces while there is memory for them.
+    fn advance(&mut self, io: &mut Io, mut inner: Vec<Completion>, done: &mut Vec<Completion>) {
+        loop {
+            for completion in inner.drain(..) {
+                self.on_completion(completion, done);
+            }
+            let has_submitted = self.submit_pieces(io, &mut inner);
+            if !has_submitted && inner.is_empty() {
+                return;
+            }
+        }
+    }
+
+    fn on_completion(&mut self, completion: Completion, done: &mut Vec<Completion>) {
+        let Completion { id: part, result } = completion;
+        self.areas.give_back(part);
+        match self.parts.remove(&part) {
+            Some(Part::Read { id, offset, into }) => {
+                if result.is_ok() {
+                    let tweak = self.tweak(offset);
+                    into.change(0, into.len(), |bytes| self.cipher.open(tweak, bytes));
+                }
+                done.push(Completion { id, result });
+            }
+            Some(Part::Write(id)) => self.end_piece(id, result, done),
+            Some(Part::Flush(id)) => done.push(Completion { id, result }),
+            None => {}
+        }
+    }
+
+    /// One piece of a write has ended, or none will be submitted any more.
+    fn end_piece(&mut self, id: RequestId, result: Result<(), IoError>, done: &mut Vec<Completion>) {
+        let progress = self.requests.get_mut(&id).expect("a write has a piece");
+        progress.left -= 1;
+        if let Err(error) = result {
+            progress.result = std::mem::replace(&mut progress.result, Ok(())).and(Err(error));
+        }
+        if progress.left == 0 {
+            let Progress { result, .. } = self.requests.remove(&id).expect("it was there");
+            done.push(Completion { id, result });
+        }
+    }
+
+    fn submit_pieces(&mut self, io: &mut Io, inner: &mut Vec<Completion>) -> bool {
+        let mut has_submitted = false;
+        while let Some(write) = self.writes.front() {
+            let part = self.next + 1;
+            let Some(area) = self.areas.take(io, part) else { break };
+            self.next = part;
+            let (id, offset, durable) = (write.id, write.offset, write.durable);
+            let length = (write.end - offset).min(self.piece_bytes()) as usize;
+            let place = area.slice(0, length);
+            let sealed = seal(&mut self.cipher, self.unlocked.first_tweak, write, &place);
+            let write = self.writes.front_mut().expect("just looked at");
+            write.offset += length as u64;
+            // A source that cannot be read ends the write: what was not submitted is not.
+            let is_last = sealed.is_err() || write.offset == write.end;
+            if is_last {
+                self.writes.pop_front();
+            }
+            let progress = self.requests.get_mut(&id).expect("a write that is not over");
+            if !is_last {
+                progress.left += 1;
+            }
+            match sealed {
+                Ok(()) => {
+                    let offset = self.unlocked.data_offset + offset;
+                    let kind = Kind::Write { offset, from: place, durable };
+                    self.submit_inner(io, part, Part::Write(id), kind, inner);
+                }
+                Err(error) => {
+                    self.parts.insert(part, Part::Write(id));
+                    inner.push(Completion { id: part, result: Err(error) });
+                }
+            }
+            has_submitted = true;
+        }
+        has_submitted
+    }
+
+    fn piece_bytes(&self) -> u64 {
+        PIECE_BYTES.min(self.capability.max_transfer_bytes as usize) as u64
+    }
+}
+
+/// Encrypts the next piece of a write into `place`.
+fn seal(cipher: &mut Xts, first_tweak: u64, write: &Write, place: &Span) -> Result<(), IoError> {
+    let tweak = first_tweak.wrapping_add(write.offset / TWEAK_BYTES as u64);
+    let at = (write.offset - write.start) as usize;
+    place.change(0, place.len(), |sealed| {
+        match &write.plain {
+            Plain::Zeroes => sealed.fill(0),
+            Plain::Bytes(span) => match span.steady() {
+                Some(bytes) => {
+                    cipher.seal_into(tweak, &bytes[at..at + sealed.len()], sealed);
+                    return Ok(());
+                }
+                // Stored bytes change under a reader: each is read once.
+                None => span.fetch(at, sealed)?,
+            },
+        }
+        cipher.seal(tweak, sealed);
+        Ok(())
+    })
+}
+
+impl Endpoint for Luks2 {
+    fn state(&self) -> State {
+        self.inner.state()
+    }
+
+    fn capability(&self) -> &Capability {
+        &self.capability
+    }
+
+    fn submit(&mut self, io: &mut Io, request: Request, done: &mut Vec<Completion>) {
+        let Request { id, kind } = request;
+        let sector = u64::from(self.capability.granularity);
+        let is_whole = kind.range().is_none_or(|(offset, length)| (offset | length).is_multiple_of(sector));
+        let checked = match memory::check(&self.capability, &kind) {
+            Ok(()) if !is_whole => {
+                let text = format!("the volume takes whole sectors of {sector} bytes");
+                Err(IoError::new(IoErrorKind::Other, text))
+            }
+            checked => checked,
+        };
+        if checked.is_err() || kind.range().is_some_and(|(_, length)| length == 0) {
+            return done.push(Completion { id, result: checked });
+        }
+        let mut inner = Vec::new();
+        match kind {
+            Kind::Read { offset, into } => {
+                let part = self.number();
+                let kind = Kind::Read { offset: self.unlocked.data_offset + offset, into: into.clone() };
+                self.submit_inner(io, part, Part::Read { id, offset, into }, kind, &mut inner);
+            }
+            Kind::Write { offset, from, durable } => {
+                let length = from.len() as u64;
+                self.write(id, offset..offset + length, Plain::Bytes(from), durable);
+            }
+            Kind::WriteZeroes { offset, length, .. } => {
+                self.write(id, offset..offset + length, Plain::Zeroes, false);
+            }
+            Kind::Flush => {
+                let part = self.number();
+                self.submit_inner(io, part, Part::Flush(id), Kind::Flush, &mut inner);
+            }
+            Kind::Discard { .. } => done.push(Completion { id, result: Ok(()) }),
+        }
+        self.advance(io, inner, done);
+    }
+
+    fn on_event(&mut self, io: &mut Io, event: Event, done: &mut Vec<Completion>) {
+        let mut inner = Vec::new();
+        self.inner.on_event(io, event, &mut inner);
+        self.capability = above(self.inner.capability(), &self.unlocked);
+        self.advance(io, inner, done);
+    }
+
+    fn owners(&self, owners: &mut Vec<Owner>) {
+        self.inner.owners(owners);
+    }
+
+    fn in_flight(&self, direction: Direction) -> Option<u64> {
+        self.inner.in_flight(direction)
+    }
+
+    fn renew(&mut self, io: &mut Io, bytes: u64) {
+        self.inner.renew(io, bytes);
+    }
+
+    fn close(&mut self, io: &mut Io) {
+        self.inner.close(io);
+    }
+
+    fn is_closed(&self) -> bool {
+        self.inner.is_closed()
+    }
+
+    fn inspect(&self) -> &dyn Inspect {
+        self
+    }
+}
+
+impl Inspect for Luks2 {
+    fn identity(&self) -> Identity {
+        self.inner.inspect().identity()
+    }
+
+    /// Of the storage, and of the volume on it: a copy is not resumed into a volume that was formatted anew.
+    fn fingerprint(&self) -> Fingerprint {
+        let Fingerprint { storage, contents } = self.inner.inspect().fingerprint();
+        Fingerprint { storage: format!("{storage}, volume {}", self.unlocked.name), contents }
+    }
+
+    fn disks(&self) -> &[u64] {
+        self.inner.inspect().disks()
+    }
+
+    fn check_identity(&self, certainty: Evidence) -> Result<(), IoError> {
+        self.inner.inspect().check_identity(certainty)
+    }
+
+    fn facts(&self) -> Vec<(&'static str, String)> {
+        let mut facts = self.inner.inspect().facts();
+        facts.push(("volume", format!("luks2 {}", self.unlocked.name)));
+        let bits = self.unlocked.key.len() * 8;
+        facts.push((
+            "volume cipher",
+            format!("aes-xts-plain64, {bits} bits, {} bytes", self.unlocked.sector_bytes),
+        ));
+        facts
+    }
+
+    fn retries(&self) -> u64 {
+        self.inner.inspect().retries()
+    }
+
+    fn losses(&self) -> u64 {
+        self.inner.inspect().losses()
+    }
+
+    fn tap(&self) -> Option<io::Tap> {
+        self.inner.inspect().tap()
+    }
+
+    fn path(&self) -> Option<PathReport> {
+        self.inner.inspect().path()
+    }
+}

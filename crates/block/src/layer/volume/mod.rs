@@ -1,0 +1,10 @@
+//! `volume=luks2|auth`: the plaintext of a sealed volume ([docs/VOLUME.md](../../../../../docs/VOLUME.md)) on the storage
+//! beneath. It is unlocked once, when the medium is opened; each thread's endpoint encrypts and decrypts by itself.
+//!
+//! `luks2.rs` is the data path of LUKS2; `areas.rs` the memory for its ciphertext.
+
+mod areas;
+mod luks2;
+
+#[cfg(test)]
+mod tests;
