@@ -90,6 +90,9 @@ pub enum OpenError {
     /// A required protection was not negotiated: digests, or a login key that the peer must understand.
     #[error("{0}")]
     Unprotected(String),
+    /// No key slot of the volume opens with what was given, or nothing was given.
+    #[error("{0}")]
+    Passphrase(String),
     /// The certificate chain of the peer does not end at a trusted certificate.
     #[error("{0}")]
     Certificate(String),

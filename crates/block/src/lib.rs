@@ -34,7 +34,7 @@ pub use file::{FileMedium, NewFile, free_bytes, is_among_devices};
 pub use host::{Fingerprint, differing};
 pub use input::open_input;
 pub use memory::{MemoryMedium, NullMedium};
-pub use open::{LOCAL_OPTIONS, OpenOptions, open};
+pub use open::{LOCAL_OPTIONS, OpenOptions, open, open_with};
 pub use path::PathReport;
 pub use pattern::{PatternMedium, fill as fill_pattern};
 pub use readiness::{close_all, wait_ready};

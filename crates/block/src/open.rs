@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::layer::{Keys, NoKeys};
 use crate::spec::{Location, Spec, SpecError};
 use crate::{FileMedium, Medium, MemoryMedium, NullMedium, OpenError, PatternMedium, layer};
 
@@ -33,6 +34,10 @@ pub const LOCAL_OPTIONS: &[&str] = &[
     "crash",
     "log",
     "readahead",
+    "volume",
+    "password-file",
+    "key-file",
+    "header",
 ];
 
 impl From<SpecError> for OpenError {
@@ -41,8 +46,14 @@ impl From<SpecError> for OpenError {
     }
 }
 
-/// Opens local storage (`PATH`, `mem:`, `null:`, `pattern:`) and wraps it in its layers. A URL is an error.
+/// Opens local storage (`PATH`, `mem:`, `null:`, `pattern:`) and wraps it in its layers. A URL is an error, and so is a
+/// sealed volume.
 pub fn open(spec: &Spec, options: &OpenOptions) -> Result<Arc<dyn Medium>, OpenError> {
+    open_with(spec, options, &NoKeys)
+}
+
+/// [`open`], with keys for a sealed volume.
+pub fn open_with(spec: &Spec, options: &OpenOptions, keys: &dyn Keys) -> Result<Arc<dyn Medium>, OpenError> {
     let read_only = spec.flag("ro")?;
     let medium: Arc<dyn Medium> = match &spec.location {
         Location::File(path) => Arc::new(FileMedium::open(path, spec, options)?),
@@ -56,5 +67,5 @@ pub fn open(spec: &Spec, options: &OpenOptions) -> Result<Arc<dyn Medium>, OpenE
             return Err(OpenError::Usage(format!("'{url}': this scheme is not known here")));
         }
     };
-    layer::wrap(spec, medium)
+    layer::wrap(spec, medium, keys)
 }

@@ -15,6 +15,7 @@ use passthrough::PassthroughMedium;
 
 use crate::context::Context;
 use crate::error::{Exit, Failure};
+use crate::passphrase::Passphrases;
 use crate::secret::{self, Password, UrlSecrets, take_url_secrets};
 use crate::state::{StateDir, new_host_name};
 use crate::trust::client::{self, Client};
@@ -50,8 +51,16 @@ pub(crate) fn is_option(name: &str) -> bool {
 }
 
 /// Options whose values are paths.
-pub(crate) const FILE_OPTIONS: [&str; 5] =
-    ["tls", "identity", "psk-file", "chap-secret-file", "mutual-chap-secret-file"];
+pub(crate) const FILE_OPTIONS: [&str; 8] = [
+    "tls",
+    "identity",
+    "psk-file",
+    "chap-secret-file",
+    "mutual-chap-secret-file",
+    "password-file",
+    "key-file",
+    "header",
+];
 
 /// An endpoint as typed by the user, without its secrets.
 #[derive(Clone, Debug)]
@@ -66,6 +75,8 @@ pub(crate) struct Named {
     client: OnceLock<Arc<Client>>,
     /// Of a LUN; one unless the command waits for completions where it needs an order.
     sessions: Links,
+    /// Of a sealed volume.
+    passphrases: Passphrases,
 }
 
 impl Named {
@@ -111,7 +122,9 @@ impl Named {
             return Err(usage(cause).hint(advice::unknown_option(&text, name, &known)));
         }
         let (client, sessions) = (OnceLock::new(), Links::One);
-        Ok(Self { text, spec, secrets, sealing: None, client, sessions })
+        let passphrases = Passphrases::default();
+        passphrases.keys(&text, &spec).map_err(usage)?;
+        Ok(Self { text, spec, secrets, sealing: None, client, sessions, passphrases })
     }
 
     pub(crate) fn with_sessions(self, sessions: Links) -> Self {
@@ -195,6 +208,8 @@ impl Named {
             };
             failure.hint(hint)
         };
+        let keys = self.passphrases.keys(&self.text, &self.spec);
+        let keys = &keys.map_err(|cause| failed(OpenError::Usage(cause)))?;
         match &self.spec.location {
             Location::Url(url) => {
                 let read_only =
@@ -205,13 +220,13 @@ impl Named {
                     let (url, login) = self.initiator(context, url, attempted)?;
                     Arc::new(IscsiMedium::new(url, login, read_only).map_err(failed)?)
                 };
-                layer::wrap(&self.spec, medium).map_err(failed)
+                layer::wrap(&self.spec, medium, keys).map_err(failed)
             }
             Location::File(path) if PassthroughMedium::takes(path) => {
                 let medium = PassthroughMedium::open(path, &self.spec, options).map_err(failed)?;
-                layer::wrap(&self.spec, Arc::new(medium)).map_err(failed)
+                layer::wrap(&self.spec, Arc::new(medium), keys).map_err(failed)
             }
-            _ => block::open(&self.spec, options).map_err(failed),
+            _ => block::open_with(&self.spec, options, keys).map_err(failed),
         }
     }
 

@@ -17,6 +17,7 @@ mod logging;
 mod manual;
 mod names;
 mod output;
+mod passphrase;
 mod places;
 mod progress;
 mod secret;

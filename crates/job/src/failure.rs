@@ -153,6 +153,11 @@ impl Failure {
                 "a target that supports digests and refuses them may be reached through a host that alters the login: protect the \
                  session by a seal or TLS. On a trusted path header_digest=prefer and data_digest=prefer do without digests",
             ),
+            OpenError::Passphrase(_) => (
+                Ending::Authentication,
+                "give the passphrase's file with password-file=FILE (its first line) or key-file=FILE (all its bytes), or run it at a \
+                 terminal to be asked; `hikyaku volume info` shows which key slots there are",
+            ),
             OpenError::Certificate(_) => (
                 Ending::Authentication,
                 "give the certificate of its authority, or its own, with the option tls=FILE; see that the URL names the \

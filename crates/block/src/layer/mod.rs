@@ -6,7 +6,7 @@ mod fault;
 mod limit;
 mod log;
 mod readahead;
-mod volume;
+pub mod volume;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,11 +19,25 @@ pub use fault::{FaultMedium, FaultRule};
 pub use limit::LimitMedium;
 pub use log::LogMedium;
 pub use readahead::ReadaheadMedium;
+pub use volume::{Keys, NoKeys};
 
-pub const OPTIONS: &[&str] = &["delay", "limit", "iops", "fault", "crash", "log", "readahead"];
+pub const OPTIONS: &[&str] = &[
+    "delay",
+    "limit",
+    "iops",
+    "fault",
+    "crash",
+    "log",
+    "readahead",
+    "volume",
+    "password-file",
+    "key-file",
+    "header",
+];
 
-/// Wraps `medium` in the layers named in `spec`; the leftmost is nearest to the storage.
-pub fn wrap(spec: &Spec, medium: Arc<dyn Medium>) -> Result<Arc<dyn Medium>, OpenError> {
+/// Wraps `medium` in the layers named in `spec`; the leftmost is nearest to the storage. A volume is unlocked here, for
+/// which remote storage is contacted.
+pub fn wrap(spec: &Spec, medium: Arc<dyn Medium>, keys: &dyn Keys) -> Result<Arc<dyn Medium>, OpenError> {
     let mut medium = medium;
     for (name, value) in &spec.options {
         let value = value.as_deref().unwrap_or("");
@@ -42,6 +56,7 @@ pub fn wrap(spec: &Spec, medium: Arc<dyn Medium>) -> Result<Arc<dyn Medium>, Ope
                 Some(bytes_max) => Arc::new(ReadaheadMedium::new(medium, bytes_max)),
                 None => medium,
             },
+            "volume" => volume::open(medium, value, spec, keys)?,
             _ => medium,
         };
     }

@@ -1,10 +1,16 @@
 //! `volume=luks2|auth`: the plaintext of a sealed volume ([docs/VOLUME.md](../../../../../docs/VOLUME.md)) on the storage
 //! beneath. It is unlocked once, when the medium is opened; each thread's endpoint encrypts and decrypts by itself.
 //!
-//! `luks2.rs` is the data path of LUKS2; `areas.rs` the memory for its ciphertext.
+//! `open.rs` unlocks; `luks2.rs` is the data path of LUKS2; `areas.rs` the memory for its ciphertext.
 
+#[allow(dead_code)]
 mod areas;
+#[allow(dead_code)]
 mod luks2;
+mod open;
+
+pub(super) use open::open;
+pub use open::{Keys, NoKeys};
 
 #[cfg(test)]
 mod tests;
