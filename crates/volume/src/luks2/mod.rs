@@ -49,4 +49,3 @@ pub const AUTH_SEGMENT: &str = "hikyaku-auth";
 
 /// Fills a slice with bytes of a cryptographically secure source.
 pub type Random<'a> = &'a mut dyn FnMut(&mut [u8]);
-
