@@ -5,7 +5,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::command::{
     analyze, bench, check, compare, completions, config, copy, ctl, demo, doctor, import, info, key, lab, ls,
-    man, net, paths, serve, status, torture, watch,
+    man, net, paths, serve, status, torture, volume, watch,
 };
 
 /// A static program says so: names resolve otherwise.
@@ -48,6 +48,7 @@ pub(crate) enum Command {
     Ls(ls::Args),
     Info(info::Args),
     Key(key::Args),
+    Volume(volume::Args),
     Status(status::Args),
     Watch(watch::Args),
     Ctl(ctl::Args),
@@ -74,6 +75,7 @@ impl Command {
             Self::Ls(args) => args.json,
             Self::Info(args) => args.json,
             Self::Key(args) => args.json(),
+            Self::Volume(args) => args.json(),
             Self::Status(args) => args.json,
             Self::Watch(args) => args.json,
             Self::Ctl(args) => args.json,
@@ -113,6 +115,9 @@ Options of an endpoint:
                   identity=FILE, peer-key=KEY, psk-file=FILE, suite=NAME,
                   tls=CERTIFICATES
   NBD export      timeout=30s
+  sealed volume   volume=luks2, password-file=FILE (its first line),
+                  key-file=FILE (all of it) [asked at the terminal],
+                  header=FILE
 Sizes: K M G T are binary, kB MB GB TB decimal.
 
 Exit codes:

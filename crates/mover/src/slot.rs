@@ -123,7 +123,7 @@ impl Slot {
     }
 
     pub(crate) fn is_zeroed(&self) -> bool {
-        self.zeroed == self.run.length.into()
+        self.zeroed == u64::from(self.run.length)
     }
 }
 

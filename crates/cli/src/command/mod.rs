@@ -21,6 +21,7 @@ pub(crate) mod paths;
 pub(crate) mod serve;
 pub(crate) mod status;
 pub(crate) mod torture;
+pub(crate) mod volume;
 pub(crate) mod watch;
 
 use crate::args::Command;
@@ -35,6 +36,7 @@ pub(crate) fn run(context: &Context, command: Command) -> Result<Exit, Failure> 
         Command::Ls(args) => ls::run(context, &args),
         Command::Info(args) => info::run(context, &args),
         Command::Key(args) => key::run(context, &args),
+        Command::Volume(args) => volume::run(context, &args),
         Command::Status(args) => status::run(context, &args),
         Command::Ctl(args) => ctl::run(context, &args),
         Command::Check(args) => check::run(context, &args),

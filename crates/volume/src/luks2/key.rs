@@ -2,6 +2,7 @@
 
 use std::fmt::{self, Debug, Formatter};
 
+use sha2::{Digest as _, Sha256};
 use zeroize::Zeroizing;
 
 /// The key of a volume's data, 32 or 64 bytes, zeroed when dropped.
@@ -15,6 +16,12 @@ impl VolumeKey {
 
     pub fn bytes(&self) -> &[u8] {
         &self.0
+    }
+
+    /// Tells this key from others, and says nothing else of it: 8 bytes of SHA-256 in hexadecimal digits.
+    pub fn name(&self) -> String {
+        let digest = Sha256::new_with_prefix(b"hikyaku volume key").chain_update(&*self.0).finalize();
+        digest[..8].iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
     pub(super) fn bytes_mut(&mut self) -> &mut [u8] {

@@ -3,14 +3,12 @@
 //!
 //! `open.rs` unlocks; `luks2.rs` is the data path of LUKS2; `areas.rs` the memory for its ciphertext.
 
-#[allow(dead_code)]
 mod areas;
-#[allow(dead_code)]
 mod luks2;
 mod open;
 
 pub(super) use open::open;
-pub use open::{Keys, NoKeys};
+pub use open::{Keys, NoKeys, detached, limits, read_error, unlock_error};
 
 #[cfg(test)]
 mod tests;

@@ -1,10 +1,13 @@
 //! Unlocking, once for all threads of a medium.
 
+use std::path::Path;
 use std::sync::Arc;
 
+use volume::luks2::{self, Header, Place, ReadError, Segment, SegmentKind, UnlockError};
 use zeroize::Zeroizing;
 
-use crate::{Medium, OpenError, Spec};
+use super::luks2::{Luks2Medium, Unlocked};
+use crate::{Blocking, Capability, IoError, Location, Medium, OpenError, OpenOptions, Spec};
 
 /// Where the program gets passphrases from.
 pub trait Keys {
@@ -21,12 +24,113 @@ impl Keys for NoKeys {
     }
 }
 
+/// What a key derivation may take of this machine.
+pub fn limits() -> luks2::Limits {
+    luks2::Limits { memory_bytes_max: host::memory_bytes_max().unwrap_or(u64::MAX) }
+}
+
 /// The plaintext of the volume on `inner`, whose type is `value`.
 pub(in crate::layer) fn open(
     inner: Arc<dyn Medium>,
-    _value: &str,
-    _spec: &Spec,
-    _keys: &dyn Keys,
+    value: &str,
+    spec: &Spec,
+    keys: &dyn Keys,
 ) -> Result<Arc<dyn Medium>, OpenError> {
-    Err(OpenError::Refused(format!("{}: this release opens no volumes", inner.name())))
+    if !["luks2", "auth"].contains(&value) {
+        return Err(OpenError::Usage(format!("option volume: '{value}' is not a type; luks2 or auth")));
+    }
+    let mut storage = Blocking::attach(&*inner)?;
+    let capability = storage.endpoint().capability().clone();
+    let (header, unlocked) = match spec.get("header") {
+        Some(path) => unlock(&mut detached(Path::new(path), false)?, Place::Detached, keys)?,
+        None => unlock(&mut storage, Place::Attached, keys)?,
+    };
+    drop(storage);
+    let Segment { kind, offset_bytes, size_bytes } = header.segment().clone();
+    match (kind, value) {
+        (SegmentKind::Crypt { sector_bytes }, "luks2") => {
+            fits(&capability, offset_bytes, sector_bytes)?;
+            let uuid = String::from_utf8_lossy(header.uuid()).into_owned();
+            let unlocked = Unlocked {
+                key: Zeroizing::new(unlocked.key.bytes().to_vec()),
+                data_offset: offset_bytes,
+                size_bytes,
+                sector_bytes,
+                first_tweak: 0,
+                name: format!("{uuid} of key {}", unlocked.key.name()),
+            };
+            Ok(Arc::new(Luks2Medium::new(inner, unlocked)))
+        }
+        (SegmentKind::Crypt { .. }, _) => Err(OpenError::Refused(
+            "the volume has no authenticated blocks; volume=luks2 opens it".to_owned(),
+        )),
+        (SegmentKind::Auth { .. }, "auth") => {
+            Err(OpenError::Refused("this release does not open authenticated volumes".to_owned()))
+        }
+        (SegmentKind::Auth { .. }, _) => {
+            Err(OpenError::Refused("the volume's blocks are authenticated; volume=auth opens it".to_owned()))
+        }
+    }
+}
+
+/// The storage of a detached header.
+pub fn detached(path: &Path, writable: bool) -> Result<Blocking, OpenError> {
+    let options = if writable { Vec::new() } else { vec![("ro".to_owned(), None)] };
+    let spec = Spec { location: Location::File(path.to_owned()), options };
+    let medium = crate::open(&spec, &OpenOptions { writable, request_alignment: 4096, allow_in_use: false })?;
+    Blocking::attach(&*medium)
+}
+
+/// Reads a header and derives the key, with at most as many passphrases as `keys` has.
+fn unlock(
+    storage: &mut Blocking,
+    place: Place,
+    keys: &dyn Keys,
+) -> Result<(Header, luks2::Unlocked), OpenError> {
+    let header = luks2::read(storage, place).map_err(read_error)?;
+    let mut attempt = 0;
+    while let Some(secret) = keys.secret(attempt)? {
+        match header.unlock(storage, &secret, None, &limits()) {
+            Ok(unlocked) => return Ok((header, unlocked)),
+            Err(UnlockError::WrongPassphrase) => attempt += 1,
+            Err(error) => return Err(unlock_error(error)),
+        }
+    }
+    Err(match attempt {
+        0 => OpenError::Passphrase("the volume is sealed, and no passphrase was given".to_owned()),
+        _ => unlock_error(UnlockError::WrongPassphrase),
+    })
+}
+
+pub fn read_error(error: ReadError<IoError>) -> OpenError {
+    match error {
+        ReadError::Refused(refusal) => OpenError::Refused(refusal.to_string()),
+        ReadError::Storage(error) => OpenError::Failed(format!("reading the volume's header: {error}")),
+    }
+}
+
+pub fn unlock_error(error: UnlockError<IoError>) -> OpenError {
+    match error {
+        UnlockError::WrongPassphrase | UnlockError::NoSuchSlot(_) => OpenError::Passphrase(error.to_string()),
+        UnlockError::Refused(refusal) => OpenError::Refused(refusal.to_string()),
+        UnlockError::Derive(error) => OpenError::Failed(error.to_string()),
+        UnlockError::Storage(error) => OpenError::Failed(format!("reading a key slot: {error}")),
+    }
+}
+
+/// Whether the storage takes requests of the volume's sectors at their places.
+fn fits(storage: &Capability, offset_bytes: u64, sector_bytes: u32) -> Result<(), OpenError> {
+    let unit = storage.granularity;
+    if sector_bytes < unit || !offset_bytes.is_multiple_of(u64::from(unit)) {
+        return Err(OpenError::Refused(format!(
+            "the storage takes blocks of {unit} bytes, and the volume has sectors of {sector_bytes} bytes from byte {offset_bytes}"
+        )));
+    }
+    if offset_bytes >= storage.size_bytes {
+        return Err(OpenError::Refused(format!(
+            "the volume's data begins at byte {offset_bytes}, and the storage has {} bytes",
+            storage.size_bytes
+        )));
+    }
+    Ok(())
 }

@@ -1,0 +1,152 @@
+//! `volume header`: keeps the header of a volume elsewhere, and returns it.
+
+use std::io::Write as _;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::PathBuf;
+
+use clap::Subcommand;
+use serde_json::json;
+use volume::luks2::{self, Backup, ReadError, RestoreError};
+
+use super::{OfVolume, random};
+use crate::context::Context;
+use crate::error::{Exit, Failure};
+use crate::output;
+
+/// Largest backup: two copies of 4 MiB and 128 MiB of key slots.
+const BACKUP_BYTES_MAX: u64 = 136 << 20;
+
+/// Keep the header elsewhere, or put it back
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// Write the header and its key slots to a file
+    ///
+    /// Its passphrases open the volume as long as it exists, those too that are removed later: keep it as you keep a key.
+    #[command(after_help = "Examples:\n  hikyaku volume header backup /dev/sdx sdx.header")]
+    Backup(BackupArgs),
+    /// Put the header back; its passphrases are those of then
+    #[command(after_help = "Examples:\n  hikyaku volume header restore /dev/sdx sdx.header")]
+    Restore(RestoreArgs),
+}
+
+#[derive(Debug, clap::Args)]
+struct BackupArgs {
+    #[command(flatten)]
+    of: OfVolume,
+
+    /// The file to make
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+struct RestoreArgs {
+    #[command(flatten)]
+    of: OfVolume,
+
+    /// A file that `header backup` or `cryptsetup luksHeaderBackup` made
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+
+    /// Overwrite the header of another volume, or what is no volume
+    #[arg(long)]
+    force: bool,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+impl Args {
+    pub(super) fn json(&self) -> bool {
+        match &self.action {
+            Action::Backup(args) => args.json,
+            Action::Restore(args) => args.json,
+        }
+    }
+}
+
+pub(super) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
+    match &args.action {
+        Action::Backup(args) => backup(context, args),
+        Action::Restore(args) => restore(context, args),
+    }
+}
+
+fn backup(context: &Context, args: &BackupArgs) -> Result<Exit, Failure> {
+    let mut opened = args.of.open(context, false, "back up the header of")?;
+    let bytes = opened.header.backup(&mut opened.storage).map_err(|error| match error {
+        ReadError::Refused(refusal) => {
+            Failure::refused("back up the header of", opened.text.clone(), refusal)
+        }
+        ReadError::Storage(cause) => Failure::io("back up the header of", opened.text.clone(), &cause),
+    })?;
+    let file = args.file.display().to_string();
+    let written =
+        std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&args.file).and_then(
+            |mut to| {
+                to.write_all(&bytes)?;
+                to.sync_all()
+            },
+        );
+    written.map_err(|error| Failure::failed("write the header to", file.clone(), error))?;
+    let uuid = opened.header.facts().uuid;
+    if args.json {
+        output::json(&json!({
+            "schema": output::SCHEMA, "endpoint": opened.text, "uuid": uuid, "file": file, "bytes": bytes.len(),
+        }));
+    } else {
+        output::line(&format!("wrote the header of {uuid} to {file}"));
+    }
+    Ok(Exit::Done)
+}
+
+fn restore(context: &Context, args: &RestoreArgs) -> Result<Exit, Failure> {
+    const ATTEMPTED: &str = "restore the header of";
+    let file = args.file.display().to_string();
+    let failed = |error: std::io::Error| Failure::failed("read the header from", file.clone(), error);
+    let mut bytes = Vec::new();
+    let from = block::open_input(&args.file).map_err(failed)?;
+    std::io::Read::read_to_end(&mut std::io::Read::take(from, BACKUP_BYTES_MAX + 1), &mut bytes)
+        .map_err(failed)?;
+    let backup = Backup::parse(bytes, args.of.place())
+        .map_err(|refusal| Failure::refused("restore the header from", file.clone(), refusal))?;
+    let (text, mut storage) = args.of.storage(context, true, ATTEMPTED)?;
+    let uuid = backup.header().facts().uuid;
+    let there = luks2::read(&mut storage, args.of.place()).map(|header| header.facts().uuid);
+    match there {
+        Ok(there) if there == uuid => {}
+        _ if args.force => {}
+        Ok(there) => {
+            let cause = format!("it holds the volume {there}, and the file has the header of {uuid}");
+            return Err(
+                Failure::refused(ATTEMPTED, text, cause).hint("--force, if its header may be overwritten")
+            );
+        }
+        Err(ReadError::Storage(cause)) => return Err(Failure::io(ATTEMPTED, text, &cause)),
+        Err(ReadError::Refused(refusal)) => {
+            return Err(Failure::refused(ATTEMPTED, text, refusal)
+                .hint(format!("--force, if that is where the volume {uuid} was")));
+        }
+    }
+    backup.restore(&mut storage, &mut random).map_err(|error| match error {
+        RestoreError::Storage(cause) => Failure::io(ATTEMPTED, text.clone(), &cause),
+        error => Failure::refused(ATTEMPTED, text.clone(), error),
+    })?;
+    if args.json {
+        output::json(&json!({ "schema": output::SCHEMA, "endpoint": text, "uuid": uuid }));
+    } else {
+        output::line(&format!("restored the header of {uuid}"));
+    }
+    Ok(Exit::Done)
+}

@@ -1,0 +1,182 @@
+//! `volume passwd`, `volume key`: changes of key slots. The volume's key stays the same, so whoever has an older header and
+//! an older passphrase still opens the volume.
+
+use std::path::PathBuf;
+
+use clap::Subcommand;
+use serde_json::json;
+
+use super::{OfVolume, Passphrase, pbkdf, random};
+use crate::context::Context;
+use crate::error::{Exit, Failure};
+use crate::output;
+use crate::passphrase::Source;
+
+/// The new passphrase.
+#[derive(Debug, clap::Args)]
+struct NewPassphrase {
+    /// The new passphrase is the first line of this file
+    #[arg(long, value_name = "FILE", conflicts_with = "new_key_file")]
+    new_password_file: Option<PathBuf>,
+
+    /// All bytes of this file are the new passphrase, at most 8 MiB
+    #[arg(long, value_name = "FILE")]
+    new_key_file: Option<PathBuf>,
+}
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Common {
+    #[command(flatten)]
+    of: OfVolume,
+
+    #[command(flatten)]
+    passphrase: Passphrase,
+
+    /// Print JSON
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+/// Change a passphrase
+///
+/// The new one is durable before the old one is removed: a power cut leaves one of them, or both. An older copy of the header still
+/// opens with the old one; `copy` into a new volume is what makes that useless.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Examples:\n  hikyaku volume passwd /dev/sdx\n  hikyaku volume passwd sealed.img --password-file old --new-password-file new"
+)]
+pub(super) struct PasswdArgs {
+    #[command(flatten)]
+    pub(super) common: Common,
+
+    #[command(flatten)]
+    new: NewPassphrase,
+
+    #[command(flatten)]
+    pbkdf: pbkdf::Args,
+}
+
+/// Add and remove passphrases
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    Add(AddArgs),
+    Remove(RemoveArgs),
+}
+
+/// Add a passphrase
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Examples:\n  hikyaku volume key add /dev/sdx\n  hikyaku volume key add sealed.img --password-file pw --new-key-file key"
+)]
+struct AddArgs {
+    #[command(flatten)]
+    common: Common,
+
+    #[command(flatten)]
+    new: NewPassphrase,
+
+    #[command(flatten)]
+    pbkdf: pbkdf::Args,
+}
+
+/// Remove a passphrase
+///
+/// The one that is given, or the key slot that is named. The last one is not removed without --force.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Examples:\n  hikyaku volume key remove /dev/sdx\n  hikyaku volume key remove sealed.img --slot 1"
+)]
+struct RemoveArgs {
+    #[command(flatten)]
+    common: Common,
+
+    /// The key slot; no passphrase is needed then
+    #[arg(long, value_name = "N", conflicts_with_all = ["password_file", "key_file"])]
+    slot: Option<u8>,
+
+    /// Remove the last one too: nobody opens the volume again
+    #[arg(long)]
+    force: bool,
+}
+
+impl Args {
+    pub(super) fn json(&self) -> bool {
+        match &self.action {
+            Action::Add(args) => args.common.json,
+            Action::Remove(args) => args.common.json,
+        }
+    }
+}
+
+impl NewPassphrase {
+    fn read(&self, text: &str) -> Result<crate::passphrase::Secret, Failure> {
+        let source = match (&self.new_password_file, &self.new_key_file) {
+            (Some(path), _) => Source::PasswordFile(path.clone()),
+            (None, Some(path)) => Source::KeyFile(path.clone()),
+            (None, None) => Source::Terminal,
+        };
+        let secret = source.read(&format!("{text} from now on"), true)?;
+        if secret.is_empty() {
+            return Err(Failure::usage("use the new passphrase of", text, "it is empty"));
+        }
+        Ok(secret)
+    }
+}
+
+pub(super) fn passwd(context: &Context, args: &PasswdArgs) -> Result<Exit, Failure> {
+    const ATTEMPTED: &str = "change the passphrase of";
+    let mut opened = args.common.of.open(context, true, ATTEMPTED)?;
+    let (slot, key) = opened.unlock(&args.common.passphrase.source(), ATTEMPTED)?;
+    let secret = args.new.read(&opened.text)?;
+    let pbkdf = args.pbkdf.costs()?;
+    let changed = opened.header.change_key(&mut opened.storage, slot, &key, &secret, &pbkdf, &mut random);
+    opened.changed(ATTEMPTED, changed)?;
+    say(args.common.json, &opened.text, slot, "the passphrase was changed");
+    Ok(Exit::Done)
+}
+
+pub(super) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
+    match &args.action {
+        Action::Add(args) => add(context, args),
+        Action::Remove(args) => remove(context, args),
+    }
+}
+
+fn add(context: &Context, args: &AddArgs) -> Result<Exit, Failure> {
+    const ATTEMPTED: &str = "add a passphrase to";
+    let mut opened = args.common.of.open(context, true, ATTEMPTED)?;
+    let (_, key) = opened.unlock(&args.common.passphrase.source(), ATTEMPTED)?;
+    let secret = args.new.read(&opened.text)?;
+    let pbkdf = args.pbkdf.costs()?;
+    let added = opened.header.add_key(&mut opened.storage, &key, &secret, &pbkdf, &mut random);
+    let slot = opened.changed(ATTEMPTED, added)?;
+    say(args.common.json, &opened.text, slot, "a passphrase was added");
+    Ok(Exit::Done)
+}
+
+fn remove(context: &Context, args: &RemoveArgs) -> Result<Exit, Failure> {
+    const ATTEMPTED: &str = "remove a passphrase of";
+    let mut opened = args.common.of.open(context, true, ATTEMPTED)?;
+    let slot = match args.slot {
+        Some(slot) => slot,
+        None => opened.unlock(&args.common.passphrase.source(), ATTEMPTED)?.0,
+    };
+    let removed = opened.header.remove_key(&mut opened.storage, slot, args.force, &mut random);
+    opened.changed(ATTEMPTED, removed)?;
+    say(args.common.json, &opened.text, slot, "the passphrase was removed");
+    Ok(Exit::Done)
+}
+
+fn say(is_json: bool, text: &str, slot: u8, what: &str) {
+    if is_json {
+        output::json(&json!({ "schema": output::SCHEMA, "endpoint": text, "slot": slot }));
+    } else {
+        output::line(&format!("{what}: key slot {slot}"));
+    }
+}

@@ -1,0 +1,187 @@
+//! `volume`: makes sealed volumes, shows their headers, and changes their passphrases.
+
+mod format;
+mod header;
+mod info;
+mod keys;
+mod pbkdf;
+
+use std::path::PathBuf;
+
+use block::layer::volume as layer;
+use block::{Blocking, OpenOptions};
+use clap::Subcommand;
+use volume::luks2::{self, ChangeError, Header, Place, VolumeKey};
+
+use crate::context::Context;
+use crate::endpoint::Named;
+use crate::error::{Exit, Failure};
+use crate::passphrase::Source;
+
+/// Make and open volumes that only you can read, on storage of others
+///
+/// What a sealed volume holds is encrypted by this program before it is written; the disk, LUN or file has no key. A volume of type
+/// luks2 is one of LUKS2: cryptsetup opens it, and hikyaku opens cryptsetup's. Every command that takes an endpoint opens the
+/// volume on it with the options volume=luks2 and password-file=FILE or key-file=FILE; without a file it asks.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  hikyaku volume format /dev/sdx --type luks2
+  hikyaku copy disk.img /dev/sdx,volume=luks2 --verify
+  hikyaku serve /dev/sdx,volume=luks2,password-file=pw")]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    Format(format::Args),
+    Info(info::Args),
+    Passwd(keys::PasswdArgs),
+    Key(keys::Args),
+    Header(header::Args),
+}
+
+impl Args {
+    pub(crate) fn json(&self) -> bool {
+        match &self.action {
+            Action::Format(args) => args.json,
+            Action::Info(args) => args.json,
+            Action::Passwd(args) => args.common.json,
+            Action::Key(args) => args.json(),
+            Action::Header(args) => args.json(),
+        }
+    }
+}
+
+pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
+    match &args.action {
+        Action::Format(args) => format::run(context, args),
+        Action::Info(args) => info::run(context, args),
+        Action::Passwd(args) => keys::passwd(context, args),
+        Action::Key(args) => keys::run(context, args),
+        Action::Header(args) => header::run(context, args),
+    }
+}
+
+/// The volume that a command works on.
+#[derive(Debug, clap::Args)]
+pub(crate) struct OfVolume {
+    /// The storage of the volume, without volume=
+    #[arg(value_name = "ENDPOINT")]
+    endpoint: String,
+
+    /// The header is in this file, not on the storage
+    #[arg(long, value_name = "FILE")]
+    header: Option<PathBuf>,
+}
+
+/// Where a passphrase comes from; without either it is asked for.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Passphrase {
+    /// The passphrase is the first line of this file
+    #[arg(long, value_name = "FILE", conflicts_with = "key_file")]
+    password_file: Option<PathBuf>,
+
+    /// All bytes of this file are the passphrase, at most 8 MiB
+    #[arg(long, value_name = "FILE")]
+    key_file: Option<PathBuf>,
+}
+
+impl Passphrase {
+    fn source(&self) -> Source {
+        match (&self.password_file, &self.key_file) {
+            (Some(path), _) => Source::PasswordFile(path.clone()),
+            (None, Some(path)) => Source::KeyFile(path.clone()),
+            (None, None) => Source::Terminal,
+        }
+    }
+}
+
+/// A header and the storage that it lies on.
+struct Opened {
+    text: String,
+    storage: Blocking,
+    header: Header,
+}
+
+impl OfVolume {
+    fn place(&self) -> Place {
+        if self.header.is_some() { Place::Detached } else { Place::Attached }
+    }
+
+    /// Opens the storage of the header, which is not read yet.
+    fn storage(
+        &self,
+        context: &Context,
+        writable: bool,
+        attempted: &str,
+    ) -> Result<(String, Blocking), Failure> {
+        if let Some(path) = &self.header {
+            let text = path.display().to_string();
+            let opened = layer::detached(path, writable);
+            return match opened {
+                Ok(storage) => Ok((text, storage)),
+                Err(error) => Err(Failure::open(attempted, text, &error)),
+            };
+        }
+        let named = named(context, &self.endpoint)?;
+        let options = OpenOptions { writable, request_alignment: 4096, allow_in_use: !writable };
+        let medium = named.open_to(attempted, context, &options)?;
+        let storage = Blocking::attach(&*medium)
+            .map_err(|error| Failure::open(attempted, named.text.clone(), &error))?;
+        Ok((named.text, storage))
+    }
+
+    fn open(&self, context: &Context, writable: bool, attempted: &str) -> Result<Opened, Failure> {
+        let (text, mut storage) = self.storage(context, writable, attempted)?;
+        let header = luks2::read(&mut storage, self.place())
+            .map_err(|error| Failure::open(attempted, text.clone(), &layer::read_error(error)))?;
+        Ok(Opened { text, storage, header })
+    }
+}
+
+impl Opened {
+    /// The key, by the passphrase from `source`, and the slot that it opened.
+    fn unlock(&mut self, source: &Source, attempted: &str) -> Result<(u8, VolumeKey), Failure> {
+        let secret = source.read(&self.text, false)?;
+        let unlocked = self.header.unlock(&mut self.storage, &secret, None, &layer::limits());
+        match unlocked {
+            Ok(unlocked) => Ok((unlocked.slot, unlocked.key)),
+            Err(error) => Err(Failure::open(attempted, self.text.clone(), &layer::unlock_error(error))),
+        }
+    }
+
+    fn changed<T>(
+        &self,
+        attempted: &str,
+        result: Result<T, ChangeError<block::IoError>>,
+    ) -> Result<T, Failure> {
+        result.map_err(|error| match &error {
+            ChangeError::Storage(cause) => Failure::io(attempted, self.text.clone(), cause),
+            ChangeError::Changed => Failure::failed(attempted, self.text.clone(), &error)
+                .hint("look at it with `hikyaku volume info`, and try again"),
+            ChangeError::LastSlot(_) => Failure::refused(attempted, self.text.clone(), &error)
+                .hint("--force, if nobody is to open the volume again"),
+            ChangeError::NoSuchSlot(_) => Failure::usage(attempted, self.text.clone(), error.to_string())
+                .hint("`hikyaku volume info` lists the key slots"),
+            _ => Failure::failed(attempted, self.text.clone(), &error),
+        })
+    }
+}
+
+/// The storage beneath a volume: these commands work on the header itself.
+fn named(context: &Context, words: &str) -> Result<Named, Failure> {
+    let named = Named::parse(context, words, &[])?;
+    if named.spec.get("volume").is_some() {
+        let cause = "volume= opens what the volume holds, and this command works on the volume itself";
+        return Err(Failure::usage("understand the endpoint", named.text, cause).hint("leave out volume="));
+    }
+    Ok(named)
+}
+
+/// Random bytes of the kernel.
+fn random(bytes: &mut [u8]) {
+    getrandom::fill(bytes).expect("the kernel's random numbers");
+}

@@ -1,0 +1,98 @@
+//! What a passphrase costs those who guess it: as much as this machine does in the time that its owner waits.
+
+use std::time::{Duration, Instant};
+
+use block::layer::volume::limits;
+use clap::ValueEnum;
+use volume::luks2::{Argon2Costs, Hash, KDF_MEMORY_BYTES_MAX, Pbkdf, SALT_BYTES};
+
+use crate::error::Failure;
+use crate::units;
+
+/// Most memory unless asked for more, as cryptsetup's.
+const MEMORY_BYTES_DEFAULT: u64 = 1 << 30;
+/// Memory of the measurement, whose rate larger ones come near.
+const TRIAL_KIB: u32 = 32 << 10;
+/// The least that RFC 9106 and cryptsetup ask for.
+const PASSES_MIN: u64 = 4;
+const MEMORY_KIB_MIN: u64 = 32;
+const LANES_MAX: usize = 4;
+const PBKDF2_TRIAL: u32 = 20_000;
+const PBKDF2_MIN: u64 = 1000;
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum Kind {
+    Argon2id,
+    Argon2i,
+    Pbkdf2,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// How the passphrase becomes a key
+    #[arg(long, value_name = "KDF", value_enum, default_value = "argon2id")]
+    pbkdf: Kind,
+
+    /// Memory of each derivation, here and by whoever opens the volume later [default: at most 1G, half of this machine's]
+    #[arg(long, value_name = "SIZE", value_parser = units::parse_size)]
+    pbkdf_memory: Option<u64>,
+
+    /// How long a derivation takes on this machine, in milliseconds
+    #[arg(long, value_name = "MS", default_value = "2000",
+          value_parser = clap::value_parser!(u64).range(1..=60_000))]
+    iter_time: u64,
+}
+
+impl Args {
+    /// Costs by measurement: first the memory grows to its bound, then the passes.
+    pub(crate) fn costs(&self) -> Result<Pbkdf, Failure> {
+        let limit = limits().memory_bytes_max;
+        let usage =
+            |cause: String| Failure::usage("choose the costs of the passphrase", "--pbkdf-memory", cause);
+        let memory_max = self.pbkdf_memory.unwrap_or_else(|| MEMORY_BYTES_DEFAULT.min(limit / 2));
+        if memory_max > KDF_MEMORY_BYTES_MAX.min(limit) {
+            let cause = format!(
+                "{} are more than this machine lets a process have, or than 4 GiB",
+                units::bytes(memory_max)
+            );
+            return Err(usage(cause));
+        }
+        if memory_max / 1024 < MEMORY_KIB_MIN {
+            return Err(usage(format!("at least {MEMORY_KIB_MIN}K")));
+        }
+        let aim = Duration::from_millis(self.iter_time);
+        Ok(match self.pbkdf {
+            Kind::Pbkdf2 => {
+                let trial = Pbkdf::Pbkdf2 { hash: Hash::Sha256, iterations: PBKDF2_TRIAL };
+                let rate = f64::from(PBKDF2_TRIAL) / took(&trial).as_secs_f64();
+                let iterations = (rate * aim.as_secs_f64()) as u64;
+                let iterations =
+                    iterations.clamp(PBKDF2_MIN, u64::from(volume::luks2::PBKDF2_ITERATIONS_MAX));
+                Pbkdf::Pbkdf2 { hash: Hash::Sha256, iterations: iterations as u32 }
+            }
+            Kind::Argon2i => Pbkdf::Argon2i(argon2(Pbkdf::Argon2i, aim, memory_max)),
+            Kind::Argon2id => Pbkdf::Argon2id(argon2(Pbkdf::Argon2id, aim, memory_max)),
+        })
+    }
+}
+
+fn argon2(of: fn(Argon2Costs) -> Pbkdf, aim: Duration, memory_bytes_max: u64) -> Argon2Costs {
+    let lanes = std::thread::available_parallelism().map_or(1, usize::from).min(LANES_MAX) as u32;
+    let memory_max = memory_bytes_max / 1024;
+    let memory_kib = TRIAL_KIB.min(memory_max as u32);
+    let trial = Argon2Costs { passes: PASSES_MIN as u32, memory_kib, lanes };
+    // KiB that are filled in a second, whatever the number of passes.
+    let rate = f64::from(memory_kib) * PASSES_MIN as f64 / took(&of(trial)).as_secs_f64();
+    let filled = (rate * aim.as_secs_f64()) as u64;
+    let memory = (filled / PASSES_MIN).clamp(MEMORY_KIB_MIN, memory_max);
+    let passes = (filled / memory).clamp(PASSES_MIN, u64::from(u32::MAX));
+    Argon2Costs { passes: passes as u32, memory_kib: memory as u32, lanes }
+}
+
+fn took(pbkdf: &Pbkdf) -> Duration {
+    let start = Instant::now();
+    let mut key = [0; 64];
+    // A derivation that has no memory here fails when the volume's key is derived, and says so then.
+    let _ = pbkdf.derive(b"measured", &[0; SALT_BYTES], &mut key);
+    start.elapsed()
+}
