@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::change::{first_fit, gaps, wipe};
 use super::error::{ReadError, Refusal};
-use super::header::{Header, Place, read};
+use super::header::{Copies, Header, Place, read};
 use super::metadata::Metadata;
 use super::{Random, copies};
 use crate::Storage;
@@ -82,19 +82,15 @@ impl Backup {
             Err(ReadError::Storage(error)) => return Err(RestoreError::Storage(error)),
         };
         let mut header = self.header.clone();
-        header.copies = super::Copies::Both;
+        header.copies = Copies::Both;
         let newest = present.as_ref().map_or(0, |present| present.binary.seqid);
         header.binary.seqid = newest.saturating_add(1).max(header.binary.seqid);
-        let moves = match &present {
-            Some(present) if present.has_layout_of(&header) => {
-                self.moves(storage, present).map_err(RestoreError::Storage)?
-            }
-            _ => None,
-        };
-        match moves {
-            Some(moves) => self.restore_beside(storage, header, &moves, random),
-            None => self.restore_over(storage, header, random),
+        if let Some(present) = present.filter(|present| present.has_layout_of(&header))
+            && let Some(moves) = self.moves(storage, &present).map_err(RestoreError::Storage)?
+        {
+            return self.restore_beside(storage, header, &moves, present.copies, random);
         }
+        self.restore_over(storage, header, random)
     }
 
     /// Where each keyslot goes so that no keyslot of `present` is overwritten; `None` without room.
@@ -132,6 +128,7 @@ impl Backup {
         storage: &mut S,
         mut header: Header,
         moves: &[Move],
+        present: Copies,
         random: Random<'_>,
     ) -> Result<Header, RestoreError<S::Error>> {
         for Move { id, to, .. } in moves {
@@ -144,7 +141,7 @@ impl Backup {
             storage.write(*to, self.at(from)).map_err(RestoreError::Storage)?;
         }
         storage.flush().map_err(RestoreError::Storage)?;
-        copies::write(storage, &header.binary, &text, random).map_err(RestoreError::Storage)?;
+        copies::write(storage, present, &header.binary, &text, random).map_err(RestoreError::Storage)?;
         let used = header.metadata.slots.values().map(|slot| slot.area.clone()).collect();
         for gap in gaps(header.metadata.keyslots.clone(), used) {
             wipe(storage, gap, random).map_err(RestoreError::Storage)?;
@@ -159,14 +156,14 @@ impl Backup {
         random: Random<'_>,
     ) -> Result<Header, RestoreError<S::Error>> {
         let text = header.text().ok_or(RestoreError::NoRoomInJson)?;
-        copies::erase(storage).map_err(RestoreError::Storage)?;
+        copies::erase(storage, self.header.size_bytes()).map_err(RestoreError::Storage)?;
         let Range { start, end } = header.metadata.keyslots;
         for at in (start..end).step_by(REQUEST_BYTES as usize) {
             let request = at..end.min(at + REQUEST_BYTES);
             storage.write(at, self.at(&request)).map_err(RestoreError::Storage)?;
         }
         storage.flush().map_err(RestoreError::Storage)?;
-        copies::write(storage, &header.binary, &text, random).map_err(RestoreError::Storage)?;
+        copies::write(storage, Copies::Both, &header.binary, &text, random).map_err(RestoreError::Storage)?;
         Ok(header)
     }
 

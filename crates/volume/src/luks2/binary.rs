@@ -42,6 +42,10 @@ impl Which {
         }
     }
 
+    pub(super) fn begins(self, bytes: &[u8; BINARY_BYTES]) -> bool {
+        bytes[MAGIC] == self.magic()[..]
+    }
+
     /// Where this copy lies, of headers with `header_bytes` each.
     pub(super) fn offset(self, header_bytes: u64) -> u64 {
         match self {
@@ -75,7 +79,7 @@ pub(super) enum BinaryError {
 
 /// The size of a copy by its first 4096 bytes, before its checksum is known to match.
 pub(super) fn header_bytes(which: Which, bytes: &[u8; BINARY_BYTES]) -> Result<u64, BinaryError> {
-    if bytes[MAGIC] != which.magic()[..] {
+    if !which.begins(bytes) {
         return Err(BinaryError::Magic);
     }
     let version = u16::from_be_bytes([bytes[VERSION][0], bytes[VERSION][1]]);

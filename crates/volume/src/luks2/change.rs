@@ -8,7 +8,7 @@ use zeroize::Zeroizing;
 
 use super::error::ChangeError;
 use super::hash::Hash;
-use super::header::{Header, read};
+use super::header::{Copies, Header, read};
 use super::kdf::{DeriveError, Pbkdf, SALT_BYTES};
 use super::key::VolumeKey;
 use super::metadata::{Metadata, XTS, area_bytes};
@@ -194,8 +194,8 @@ impl Header {
             new.write(storage).map_err(ChangeError::Storage)?;
         }
         self.check_unchanged(storage)?;
-        copies::write(storage, &next.binary, &text, random).map_err(ChangeError::Storage)?;
-        next.copies = super::Copies::Both;
+        copies::write(storage, self.copies, &next.binary, &text, random).map_err(ChangeError::Storage)?;
+        next.copies = Copies::Both;
         *self = next;
         Ok(())
     }

@@ -43,16 +43,17 @@ fn damage(error: BinaryError) -> Refusal {
 }
 
 /// Reads both copies and returns the one that counts: the primary one, unless it is invalid or its sequence number is
-/// lower. The secondary copy lies behind the primary one; without that, at one of the offsets that the format allows.
+/// lower. The secondary copy lies behind the primary one; without that, at one of the offsets that the format allows. A
+/// copy that the storage cannot read is invalid.
 pub(super) fn read<S: Storage>(storage: &mut S) -> Result<(Copy, Copies), ReadError<S::Error>> {
-    let primary = read_copy(storage, Which::Primary, 0)?;
+    let primary = read_copy(storage, Which::Primary, 0);
     // A program that knows LUKS1 opens this header as LUKS1: an older secondary copy of LUKS2 does not count.
-    if let Err(refusal @ Refusal::Luks1) = primary {
-        return Err(refusal.into());
+    if let Err(ReadError::Refused(Refusal::Luks1)) = primary {
+        return Err(Refusal::Luks1.into());
     }
     let secondary = match &primary {
-        Ok(primary) => read_copy(storage, Which::Secondary, primary.binary.header_bytes)?,
-        Err(_) => search_secondary(storage)?,
+        Ok(primary) => read_copy(storage, Which::Secondary, primary.binary.header_bytes),
+        Err(_) => search_secondary(storage),
     };
     Ok(match (primary, secondary) {
         (Ok(primary), Ok(secondary)) if secondary.binary.seqid > primary.binary.seqid => {
@@ -64,63 +65,59 @@ pub(super) fn read<S: Storage>(storage: &mut S) -> Result<(Copy, Copies), ReadEr
         (Ok(primary), Ok(_)) => (primary, Copies::Both),
         (Ok(primary), Err(_)) => (primary, Copies::PrimaryOnly),
         (Err(_), Ok(secondary)) => (secondary, Copies::SecondaryOnly),
-        (Err(refusal), Err(_)) => return Err(refusal.into()),
+        // The error that says more: that nothing is there says least, and what cannot be read may be valid.
+        (Err(primary), Err(ReadError::Refused(Refusal::NotLuks))) => return Err(primary),
+        (Err(ReadError::Refused(Refusal::NotLuks)), Err(secondary)) => return Err(secondary),
+        (Err(ReadError::Refused(_)), Err(secondary @ ReadError::Storage(_))) => return Err(secondary),
+        (Err(primary), Err(_)) => return Err(primary),
     })
 }
 
-fn search_secondary<S: Storage>(storage: &mut S) -> Result<Result<Copy, Refusal>, ReadError<S::Error>> {
-    let mut first_refusal = None;
+/// The search ends where the storage cannot be read: each attempt may take as long as its time limit.
+fn search_secondary<S: Storage>(storage: &mut S) -> Result<Copy, ReadError<S::Error>> {
+    let mut refused = Refusal::NotLuks;
     for offset in HEADER_BYTES {
-        match read_copy(storage, Which::Secondary, offset)? {
-            Ok(copy) => return Ok(Ok(copy)),
-            Err(refusal) => _ = first_refusal.get_or_insert(refusal),
+        match read_copy(storage, Which::Secondary, offset) {
+            Err(ReadError::Refused(Refusal::NotLuks)) => {}
+            Err(ReadError::Refused(refusal)) => refused = refusal,
+            found_or_unreadable => return found_or_unreadable,
         }
     }
-    Ok(Err(first_refusal.unwrap_or(Refusal::NotLuks)))
+    Err(refused.into())
 }
 
-fn read_copy<S: Storage>(
-    storage: &mut S,
-    which: Which,
-    offset: u64,
-) -> Result<Result<Copy, Refusal>, ReadError<S::Error>> {
+fn read_copy<S: Storage>(storage: &mut S, which: Which, offset: u64) -> Result<Copy, ReadError<S::Error>> {
     let mut binary = [0; BINARY_BYTES];
-    if !read_if_inside(storage, offset, &mut binary)? {
-        return Ok(Err(Refusal::NotLuks));
+    if offset + binary.len() as u64 > storage.size_bytes() {
+        return Err(Refusal::NotLuks.into());
     }
-    let bytes = match header_bytes(which, &binary) {
-        Ok(bytes) if offset == which.offset(bytes) => bytes,
-        Ok(_) => return Ok(Err(damage(BinaryError::Offset))),
-        Err(error) => return Ok(Err(damage(error))),
-    };
+    storage.read(offset, &mut binary).map_err(ReadError::Storage)?;
+    let bytes = header_bytes(which, &binary).map_err(damage)?;
+    if offset != which.offset(bytes) {
+        return Err(damage(BinaryError::Offset).into());
+    }
+    if offset + bytes > storage.size_bytes() {
+        return Err(Refusal::Damaged("an end beyond the storage").into());
+    }
     let mut copy = vec![0; bytes as usize];
-    if !read_if_inside(storage, offset, &mut copy)? {
-        return Ok(Err(Refusal::Damaged("an end beyond the storage")));
-    }
-    Ok(Copy::parse(which, &copy))
+    storage.read(offset, &mut copy).map_err(ReadError::Storage)?;
+    Ok(Copy::parse(which, &copy)?)
 }
 
-/// Whether the storage has the bytes; `into` is filled only then.
-fn read_if_inside<S: Storage>(
-    storage: &mut S,
-    offset: u64,
-    into: &mut [u8],
-) -> Result<bool, ReadError<S::Error>> {
-    if offset + into.len() as u64 > storage.size_bytes() {
-        return Ok(false);
-    }
-    storage.read(offset, into).map_err(ReadError::Storage)?;
-    Ok(true)
-}
-
-/// Writes both copies, each durable before the other is touched, the secondary one first. `json` fits.
+/// Writes both copies, each durable before the other is touched, last the one that counts among `present`: until a new
+/// copy is durable, it is the one that opens. `json` fits.
 pub(super) fn write<S: Storage>(
     storage: &mut S,
+    present: Copies,
     binary: &Binary,
     json: &[u8],
     random: Random<'_>,
 ) -> Result<(), S::Error> {
-    for which in [Which::Secondary, Which::Primary] {
+    let order = match present {
+        Copies::Both | Copies::SecondaryOlder | Copies::PrimaryOnly => [Which::Secondary, Which::Primary],
+        Copies::PrimaryOlder | Copies::SecondaryOnly => [Which::Primary, Which::Secondary],
+    };
+    for which in order {
         let mut salt = [0; COPY_SALT_BYTES];
         random(&mut salt);
         storage.write(which.offset(binary.header_bytes), &binary.emit(which, &salt, json))?;
@@ -129,13 +126,17 @@ pub(super) fn write<S: Storage>(
     Ok(())
 }
 
-/// Makes every copy invalid, of a header with any size, and flushes.
-pub(super) fn erase<S: Storage>(storage: &mut S) -> Result<(), S::Error> {
-    let zeros = [0; BINARY_BYTES];
-    let size = storage.size_bytes();
+/// Makes every copy in the first `within` bytes invalid, of a header with any size, and flushes. Nothing else is
+/// changed, so that a cut leaves the header whole or none.
+pub(super) fn erase<S: Storage>(storage: &mut S, within: u64) -> Result<(), S::Error> {
+    let mut binary = [0; BINARY_BYTES];
     for offset in [0].into_iter().chain(HEADER_BYTES) {
-        if offset + zeros.len() as u64 <= size {
-            storage.write(offset, &zeros)?;
+        if offset + binary.len() as u64 > within {
+            break;
+        }
+        storage.read(offset, &mut binary)?;
+        if [Which::Primary, Which::Secondary].into_iter().any(|which| which.begins(&binary)) {
+            storage.write(offset, &[0; BINARY_BYTES])?;
         }
     }
     storage.flush()

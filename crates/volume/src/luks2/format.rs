@@ -96,11 +96,12 @@ pub fn format<S: Storage>(
     pbkdf.check(u64::MAX)?;
     let start = 2 * format.header_bytes;
     let keyslots = start..start + format.keyslots_bytes;
-    let needed = match format.place {
-        Place::Attached => format.data_offset_bytes,
-        Place::Detached => keyslots.end,
-    };
     let size = storage.size_bytes();
+    // A secondary copy of an older header may lie where the data will be.
+    let (needed, erased) = match format.place {
+        Place::Attached => (format.data_offset_bytes, size),
+        Place::Detached => (keyslots.end, keyslots.end),
+    };
     if size < needed {
         return Err(FormatError::TooSmall { size, needed });
     }
@@ -120,10 +121,10 @@ pub fn format<S: Storage>(
     let metadata = Metadata::parse(&json, format.header_bytes).expect("a header of this crate is accepted");
     let header = Header { place: format.place, binary, json, metadata, copies: Copies::Both };
     let text = header.text().expect("one keyslot fits into any header");
-    copies::erase(storage).map_err(FormatError::Storage)?;
+    copies::erase(storage, erased).map_err(FormatError::Storage)?;
     wipe(storage, keyslots, random).map_err(FormatError::Storage)?;
     slot.write(storage).map_err(FormatError::Storage)?;
-    copies::write(storage, &header.binary, &text, random).map_err(FormatError::Storage)?;
+    copies::write(storage, Copies::Both, &header.binary, &text, random).map_err(FormatError::Storage)?;
     Ok((header, key))
 }
 

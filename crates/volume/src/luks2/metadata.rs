@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use super::af::STRIPES;
 use super::error::{Refusal, quoted};
-use super::hash::{DIGEST_BYTES_MAX, Hash};
+use super::hash::Hash;
 use super::kdf::{Argon2Costs, Pbkdf, SALT_BYTES};
 use super::object::{Object, malformed};
 use super::{AUTH_REQUIREMENT, AUTH_SEGMENT, SLOTS_MAX};
@@ -21,8 +21,8 @@ pub(super) const AREA_ALIGNMENT: u64 = 4096;
 pub(super) const KEYSLOTS_BYTES_MAX: u64 = 128 << 20;
 /// Most bytes of a key in a keyslot, those of other keys than the volume's included.
 const KEY_BYTES_MAX: u32 = 512;
-/// Most bytes of a binary digest of a volume key. The shortest is LUKS1's.
-const DIGEST_BYTES: Range<usize> = 20..DIGEST_BYTES_MAX + 1;
+/// Bytes of the digest of a volume key in LUKS1, whatever the hash; `cryptsetup convert` keeps them.
+const LUKS1_DIGEST_BYTES: usize = 20;
 const TOKENS_MAX: u8 = 32;
 const DIGESTS_MAX: u8 = 32;
 const SEGMENTS_MAX: u8 = 32;
@@ -370,7 +370,7 @@ fn digest(root: &Object<'_>, slots: &BTreeMap<u8, Keyslot>) -> Result<Digest, Re
             salt: digest.salt("salt")?,
             digest: digest.base64("digest")?,
         };
-        if !DIGEST_BYTES.contains(&parsed.digest.len()) {
+        if ![LUKS1_DIGEST_BYTES, parsed.hash.bytes()].contains(&parsed.digest.len()) {
             return Err(malformed(format!("digest {id} has {} bytes", parsed.digest.len())));
         }
         if found.replace(parsed).is_some() {
