@@ -154,13 +154,19 @@ impl Named {
 
     /// The endpoint as text with the paths of [`Self::place`], without secrets.
     pub(crate) fn placed(&self) -> String {
+        self.without(&[])
+    }
+
+    /// [`Self::placed`], without these options.
+    pub(crate) fn without(&self, names: &[&str]) -> String {
         let location = match &self.spec.location {
             Location::File(path) => path.display().to_string(),
             Location::Url(url) => url.clone(),
             // These have no path.
             _ => return self.text.clone(),
         };
-        let options = self.spec.options.iter().map(|(name, value)| match value {
+        let kept = self.spec.options.iter().filter(|(name, _)| !names.contains(&name.as_str()));
+        let options = kept.map(|(name, value)| match value {
             Some(value) => format!("{name}={value}"),
             None => name.clone(),
         });

@@ -101,6 +101,13 @@ impl Passphrases {
     pub(crate) fn keys<'a>(&'a self, text: &'a str, spec: &Spec) -> Result<EndpointKeys<'a>, String> {
         let source = Source::new(spec.get("password-file"), spec.get("key-file"))?;
         let is_set = |name: &&str| spec.get(name).is_some();
+        if let Some(name) =
+            ["create", "grow", "size"].into_iter().find(|name| is_set(&"volume") && is_set(name))
+        {
+            return Err(format!(
+                "{name} makes or resizes storage, not a volume; hikyaku volume format makes one"
+            ));
+        }
         match ["password-file", "key-file", "header"].iter().copied().find(is_set) {
             Some(name) if !is_set(&"volume") => {
                 Err(format!("{name} belongs to a sealed volume; volume=luks2 opens one"))

@@ -163,6 +163,14 @@ impl<'a> Inspection<'a> {
                     let hint = earlier.ends();
                     return self.refuse("it does not exist", hint);
                 }
+                None if destination.spec().get("volume").is_some() => {
+                    let path = destination.path().map(|path| path.display().to_string()).unwrap_or_default();
+                    let made = shell::quoted(&format!("{path},create"));
+                    return self.refuse(
+                        "it does not exist, and a volume is made before it is copied to",
+                        format!("hikyaku volume format {made} --type luks2 --data-size SIZE"),
+                    );
+                }
                 None => self.is_absent = true,
             },
             // The file of an interrupted copy was made by that copy.

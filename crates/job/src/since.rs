@@ -111,6 +111,12 @@ pub fn changes(
 ) -> Result<Option<Changes>, Failure> {
     let Job { host, request, source, .. } = job;
     let Some(since) = request.since.as_ref().filter(|since| **since != Since::Hash) else { return Ok(None) };
+    if source.spec().get("volume").is_some() {
+        let cause = "the source is a sealed volume, and a snapshot or bitmap knows changes of its ciphertext";
+        return Err(Failure::usage("copy only what has changed in", source.text(), cause).hint(
+            "--since hash compares with what the destination holds; or copy the ciphertext, without volume=",
+        ));
+    }
     let was = endpoint.inspect().fingerprint();
     let all = match since {
         Since::Bitmap(name) => {

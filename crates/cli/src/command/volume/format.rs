@@ -159,7 +159,10 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
         output::line(&format!("made a volume for {} of data, UUID {uuid}", units::bytes(data_bytes)));
         let header = args.of.header.as_ref().map(|path| format!(",header={}", path.display()));
         let header = header.unwrap_or_default();
-        context.remark(&format!("it opens as {text},volume=luks2{header}; without its header nothing opens it: hikyaku volume header backup"));
+        let place = named.without(&["create", "size"]);
+        context.remark(&format!(
+            "it opens as {place},volume=luks2{header}; without its header nothing opens it: see hikyaku volume header backup"
+        ));
     }
     Ok(Exit::Done)
 }
