@@ -14,6 +14,7 @@ mod service;
 mod target;
 mod verdict;
 mod versus;
+mod volume;
 
 use std::fs::{File, TryLockError};
 use std::process::ExitCode;
@@ -84,6 +85,8 @@ enum Bench {
     Service(Common),
     /// What `watch` takes of a core, beside a bare loop in C over the same system calls
     Probe(Common),
+    /// Copies into and out of sealed volumes beside plain ones and qemu-img's luks driver; ciphers, unlocking (needs root)
+    Volume(Common),
     /// Packets and bytes a second of `analyze`, beside tshark, and its memory for 50 GB from a pipe
     Analyze(Common),
     /// What `analyze` and `watch` say about connections whose limit was injected (needs root)
@@ -129,6 +132,7 @@ fn run_bench(bench: &Bench) -> Result<()> {
         | Bench::Service(common)
         | Bench::Probe(common)
         | Bench::Analyze(common)
+        | Bench::Volume(common)
         | Bench::Copy { common, .. }
         | Bench::Verdict { common, .. }
         | Bench::Versus { common, .. } => common,
@@ -149,6 +153,7 @@ fn run_bench(bench: &Bench) -> Result<()> {
         Bench::Service(common) => service::run_table(common, &context),
         Bench::Probe(common) => probe::run_table(common, &context),
         Bench::Analyze(common) => analyze::run_table(common, &context),
+        Bench::Volume(common) => volume::run_table(common, context),
         Bench::Verdict { common, own } => verdict::run_table(common, own, &context),
         Bench::Versus { common, old } => versus::run_table(common, old, &context),
         Bench::Pong { .. } => unreachable!("answered above"),

@@ -47,7 +47,7 @@ enum Command {
     Bpf(bpf::Args),
     /// Draws docs/peers.svg from docs/evidence
     Chart,
-    /// A kept benchmark, ours beside the peers: target, ends, sealed, copy, service, probe, analyze, versus or verdict; `bench NAME --help` lists its options
+    /// A kept benchmark, ours beside the peers: target, ends, sealed, volume, copy, service, probe, analyze, versus or verdict; `bench NAME --help` lists its options
     #[command(disable_help_flag = true)]
     Bench {
         /// Which one
@@ -115,7 +115,7 @@ fn bench(name: &str, forwarded: &Forwarded) -> Result<bool> {
     ensure!(
         ["target", "ends", "sealed", "copy", "service", "probe", "analyze", "versus", "verdict"]
             .contains(&name),
-        "no benchmark {name}; there are target, ends, sealed, copy, service, probe, analyze, versus and verdict"
+        "no benchmark {name}; there are target, ends, sealed, volume, copy, service, probe, analyze, versus and verdict"
     );
     let fixed = ["bench", "--profile", "dev", "--package", "hikyaku-benches", "--bench", name, "--"];
     forward(&fixed, forwarded)

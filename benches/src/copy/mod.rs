@@ -22,6 +22,8 @@ use serde_json::{Value, json};
 use super::bars::Bar;
 use super::{Common, KEPT_REPS_MIN, RUN_LIMIT, filter_rows, record};
 use disks::Place;
+pub(super) use tools::{Measure, measure as measure_copy};
+
 use harness::Context;
 use harness::files::can_loop;
 

@@ -73,17 +73,17 @@ impl Tool {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Measure {
-    pub(super) gb_per_s: f64,
-    pub(super) cpu_s_per_gb: f64,
+pub(crate) struct Measure {
+    pub(crate) gb_per_s: f64,
+    pub(crate) cpu_s_per_gb: f64,
     /// CPU seconds of the whole machine, which include the kernel's work for the loop devices.
-    pub(super) machine_cpu_s_per_gb: f64,
+    pub(crate) machine_cpu_s_per_gb: f64,
     /// Context switches of the tool and its children.
-    pub(super) switches_per_gb: f64,
+    pub(crate) switches_per_gb: f64,
 }
 
 /// Runs a tool that copies `bytes`, and flushes the destination.
-pub(super) fn measure(command: &mut Command, dst: &Path, bytes: u64) -> Result<Measure> {
+pub(crate) fn measure(command: &mut Command, dst: &Path, bytes: u64) -> Result<Measure> {
     let used = || -> Result<[f64; 3]> {
         let (user, system) = children_cpu_seconds();
         Ok([user + system, machine_busy_seconds()?, children_context_switches() as f64])

@@ -86,6 +86,7 @@ const BENCH: &[Need] = &[
     need("mount", &["losetup"]),
     need("iproute2", &["ip", "tc"]),
     need("openssl", &["openssl"]),
+    need("cryptsetup-bin", &["cryptsetup"]),
     need("stunnel4", &["stunnel4"]),
     need("wireguard-go", &["wireguard-go"]),
     need("wireguard-tools", &["wg"]),

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use iscsi::digest::Digest;
 use seal::{Channel, Descriptor, Identity, Initiator, Responder, Suite};
 use serde_json::{Value, json};
+use xts::Xts;
 
 use crate::context::Context;
 use crate::error::{Exit, Failure};
@@ -14,6 +15,8 @@ use crate::output::{self, Table};
 /// Bytes of a unit: a sector, a packet, a page, a TLS record, the default unit of SEAL/1, and larger units that
 /// sessions may negotiate.
 const SIZES: [usize; 7] = [512, 1460, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20];
+/// Sectors of volumes.
+const SECTORS: [usize; 2] = [512, 4096];
 /// Minimum bytes processed in rotation, for units that are smaller: about the bytes that a connection has in flight.
 const WORKING_SET: usize = 256 << 10;
 /// Measuring time of each figure.
@@ -22,7 +25,8 @@ const TIME: Duration = Duration::from_millis(60);
 /// Seal and open in memory, by every suite of sealed sessions, on one core
 ///
 /// Units of several sizes, sealed where they lie, sealed on the way into another buffer, and opened where they lie; all
-/// under one key, as in a session. Beside them memcpy, and the CRC32C of iSCSI's digests. Figures are GB/s of data.
+/// under one key, as in a session. AES-256-XTS is that of luks2 volumes, a sector at a time. Beside them memcpy, and the CRC32C of
+/// iSCSI's digests. Figures are GB/s of data.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -58,7 +62,8 @@ impl Act {
 struct Row {
     means: &'static str,
     act: Act,
-    speeds: Vec<f64>,
+    /// For each of [`SIZES`]; `None`: no size of its units.
+    speeds: Vec<Option<f64>>,
 }
 
 pub(super) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
@@ -80,12 +85,16 @@ fn measure() -> Result<Vec<Row>, Failure> {
         let mut speeds = [const { Vec::new() }; 3];
         for size in SIZES {
             for (speeds, speed) in speeds.iter_mut().zip(suite_speeds(suite, size)?) {
-                speeds.push(speed);
+                speeds.push(Some(speed));
             }
         }
         for (act, speeds) in [Act::Seal, Act::SealInto, Act::Open].into_iter().zip(speeds) {
             rows.push(Row { means: suite.name(), act, speeds });
         }
+    }
+    for (index, act) in [Act::Seal, Act::SealInto, Act::Open].into_iter().enumerate() {
+        let speeds = SIZES.map(|size| SECTORS.contains(&size).then(|| xts_speeds(size)[index]));
+        rows.push(Row { means: "AES-256-XTS", act, speeds: speeds.to_vec() });
     }
     let copy = SIZES.map(|size| {
         let (mut buffers, source) = (buffers(size), vec![1; size]);
@@ -96,7 +105,7 @@ fn measure() -> Result<Vec<Row>, Failure> {
             buffers.len()
         })
     });
-    rows.push(Row { means: "memcpy", act: Act::Copy, speeds: copy.to_vec() });
+    rows.push(Row { means: "memcpy", act: Act::Copy, speeds: copy.map(Some).to_vec() });
     let check = SIZES.map(|size| {
         let buffers = buffers(size);
         timed(size, || {
@@ -108,7 +117,7 @@ fn measure() -> Result<Vec<Row>, Failure> {
             buffers.len()
         })
     });
-    rows.push(Row { means: "CRC32C", act: Act::Check, speeds: check.to_vec() });
+    rows.push(Row { means: "CRC32C", act: Act::Check, speeds: check.map(Some).to_vec() });
     Ok(rows)
 }
 
@@ -165,6 +174,28 @@ fn suite_speeds(suite: Suite, size: usize) -> Result<[f64; 3], Failure> {
     Ok([speed(sealing), into, speed(opening)])
 }
 
+/// GB/s as [`suite_speeds`], of sectors of a luks2 volume.
+fn xts_speeds(sector_bytes: usize) -> [f64; 3] {
+    let key: Vec<u8> = (0..64).collect();
+    let mut xts = Xts::new(&key, sector_bytes).expect("a key with different halves");
+    let mut buffer = vec![0x5a; WORKING_SET];
+    let mut out = vec![0; WORKING_SET];
+    let units = WORKING_SET / sector_bytes;
+    let seal = timed(sector_bytes, || {
+        xts.seal(0, black_box(&mut buffer));
+        units
+    });
+    let into = timed(sector_bytes, || {
+        xts.seal_into(0, black_box(&buffer), &mut out);
+        units
+    });
+    let open = timed(sector_bytes, || {
+        xts.open(0, black_box(&mut buffer));
+        units
+    });
+    [seal, into, open]
+}
+
 fn channels(suite: Suite) -> Result<(Channel, Channel), Failure> {
     let failed = |error: &dyn std::fmt::Display| Failure::failed("shake hands with", "itself", error);
     let mut entropy = [0; 320];
@@ -183,8 +214,9 @@ fn channels(suite: Suite) -> Result<(Channel, Channel), Failure> {
 }
 
 fn objects(row: &Row) -> impl Iterator<Item = Value> {
-    SIZES.iter().zip(&row.speeds).map(|(size, speed)| {
-        json!({ "means": row.means, "act": row.act.name(), "bytes": size, "gb_per_s": speed })
+    SIZES.iter().zip(&row.speeds).filter_map(|(size, speed)| {
+        let speed = (*speed)?;
+        Some(json!({ "means": row.means, "act": row.act.name(), "bytes": size, "gb_per_s": speed }))
     })
 }
 
@@ -193,7 +225,9 @@ fn table(rows: &[Row]) -> Table {
         Table::new(&["means", "act", "512 B", "1460 B", "4 KiB", "16 KiB", "64 KiB", "256 KiB", "1 MiB"]);
     for row in rows {
         let mut cells = vec![row.means.to_owned(), row.act.name().to_owned()];
-        cells.extend(row.speeds.iter().map(|speed| format!("{speed:.2}")));
+        cells.extend(
+            row.speeds.iter().map(|speed| speed.map_or_else(String::new, |speed| format!("{speed:.2}"))),
+        );
         table.row(cells);
     }
     table

@@ -1,0 +1,216 @@
+//! Copies between loop devices over tmpfs, into volumes and out of them.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::json;
+use tempfile::TempDir;
+
+use super::super::Spread;
+use super::super::bars::Bar;
+use super::super::copy::{Measure, measure_copy};
+use super::{Bench, Found, RUN_LIMIT};
+use harness::files::{Loop, empty_file, random_file};
+use harness::{program, run, scratch};
+
+/// Room for the header of a volume, and for the metadata of blocks that are authenticated.
+const ROOM: u64 = 128 << 20;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    In,
+    Out,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Plain,
+    Luks2 {
+        sector: u32,
+    },
+    /// `qemu-img convert -W -m 8` with its luks driver (LUKS1, aes-256-xts).
+    Qemu,
+}
+
+struct Row {
+    name: &'static str,
+    kind: Kind,
+    /// Least share of the plain copy.
+    least: Option<f64>,
+}
+
+const ROWS: &[Row] = &[
+    Row { name: "plain", kind: Kind::Plain, least: None },
+    Row { name: "luks2, sectors of 4096", kind: Kind::Luks2 { sector: 4096 }, least: Some(0.75) },
+    Row { name: "luks2, sectors of 512", kind: Kind::Luks2 { sector: 512 }, least: Some(0.65) },
+    Row { name: "qemu-img convert -W -m 8, luks", kind: Kind::Qemu, least: None },
+];
+
+struct Place {
+    dir: TempDir,
+    /// Plain bytes.
+    plain: Loop,
+    /// The volume's storage.
+    sealed: Loop,
+}
+
+impl Place {
+    fn new(bytes: u64) -> Result<Self> {
+        let dir = scratch()?;
+        let file = random_file(dir.path().join("plain"), bytes, 1)?;
+        let plain = Loop::attach(&file, 512, true)?;
+        let file = empty_file(dir.path().join("sealed"), bytes + ROOM)?;
+        let sealed = Loop::attach(&file, 512, true)?;
+        std::fs::write(dir.path().join("pw"), "of a benchmark\n")?;
+        std::fs::write(dir.path().join("secret"), "of a benchmark")?;
+        let mut chmod = program("chmod")?;
+        run(chmod.arg("600").arg(dir.path().join("pw")), RUN_LIMIT)?.success()?;
+        Ok(Self { dir, plain, sealed })
+    }
+
+    fn password(&self) -> PathBuf {
+        self.dir.path().join("pw")
+    }
+
+    fn secret(&self) -> String {
+        format!("secret,id=s,file={}", self.dir.path().join("secret").display())
+    }
+
+    /// Makes the volume anew, of a new key.
+    fn format(&self, bench: &Bench, kind: Kind) -> Result<()> {
+        let sealed = self.sealed.path();
+        match kind {
+            Kind::Plain => Ok(()),
+            Kind::Luks2 { sector } => {
+                let mut command = bench.context.command();
+                command.args(["volume", "format"]).arg(sealed).args(["--type", "luks2", "--force"]);
+                command.args([
+                    "--sector-size",
+                    &sector.to_string(),
+                    "--pbkdf",
+                    "pbkdf2",
+                    "--iter-time",
+                    "10",
+                ]);
+                run(command.arg("--password-file").arg(self.password()), RUN_LIMIT)?.success().map(drop)
+            }
+            Kind::Qemu => {
+                let mut command = program("qemu-img")?;
+                command.args(["create", "-q", "-f", "luks", "--object", &self.secret()]);
+                command.args(["-o", "key-secret=s,iter-time=10"]).arg(sealed).arg(bench.bytes.to_string());
+                run(&mut command, RUN_LIMIT)?.success().map(drop)
+            }
+        }
+    }
+
+    fn sealed_words(&self, kind: Kind) -> String {
+        let sealed = self.sealed.path().display();
+        match kind {
+            Kind::Luks2 { .. } => {
+                format!("{sealed},volume=luks2,password-file={}", self.password().display())
+            }
+            _ => sealed.to_string(),
+        }
+    }
+
+    fn copy(&self, bench: &Bench, kind: Kind, way: Way) -> Result<Command> {
+        let plain = self.plain.path().display().to_string();
+        if kind == Kind::Qemu {
+            let mut command = program("qemu-img")?;
+            let image = format!(
+                "driver=luks,key-secret=s,file.driver=host_device,file.filename={}",
+                self.sealed.path().display()
+            );
+            command.args(["convert", "-n", "-W", "-m", "8", "-S", "0", "--object", &self.secret()]);
+            match way {
+                Way::In => command.args([
+                    "-t",
+                    "none",
+                    "-T",
+                    "none",
+                    "-f",
+                    "raw",
+                    &plain,
+                    "--target-image-opts",
+                    &image,
+                ]),
+                Way::Out => command.args(["-t", "none", "--image-opts", &image, "-O", "raw", &plain]),
+            };
+            return Ok(command);
+        }
+        let size = bench.bytes.to_string();
+        let sealed = self.sealed_words(kind);
+        let [from, to] = if way == Way::In { [plain, sealed] } else { [sealed, plain] };
+        let mut command = bench.context.command();
+        command.args(["copy", "--force", "--quiet", "--allow", "sector-size", "--size", &size, &from, &to]);
+        Ok(command)
+    }
+
+    /// Every byte, through a fresh process.
+    fn compare(&self, bench: &Bench, kind: Kind) -> Result<()> {
+        let mut command = bench.context.command();
+        let size = bench.bytes.to_string();
+        command.args(["compare", "--quiet", "--size", &size]);
+        command.arg(self.plain.path()).arg(self.sealed_words(kind));
+        run(&mut command, RUN_LIMIT)?.success().map(drop)
+    }
+
+    fn destination(&self, way: Way) -> &Path {
+        if way == Way::In { self.sealed.path() } else { self.plain.path() }
+    }
+}
+
+pub(super) fn measure(bench: &Bench, way: Way) -> Result<Found> {
+    let place = Place::new(bench.bytes)?;
+    let mut runs: Vec<Vec<Measure>> = vec![Vec::new(); ROWS.len()];
+    // The first round warms up and is not counted.
+    for rep in 0..=bench.reps {
+        for (row, runs) in ROWS.iter().zip(&mut runs) {
+            place.format(bench, row.kind)?;
+            if way == Way::Out {
+                run(&mut place.copy(bench, row.kind, Way::In)?, RUN_LIMIT)?.success()?;
+            }
+            let mut command = place.copy(bench, row.kind, way)?;
+            let measured =
+                measure_copy(&mut command, place.destination(way), bench.bytes).with_context(|| row.name)?;
+            if rep > 0 {
+                runs.push(measured);
+            }
+            if row.kind != Kind::Qemu && (rep == 0 || rep == bench.reps) {
+                place.compare(bench, row.kind).with_context(|| format!("{} did not copy", row.name))?;
+            }
+        }
+    }
+    let speed = |index: usize| Spread::column(&runs[index], |run| run.gb_per_s);
+    let plain = speed(0).median;
+    ensure!(plain > 0.0, "no figure of the plain copy");
+    let mut table = format!(
+        "| {} MiB, loop devices over tmpfs | GB/s | of plain | CPU s/GB | machine CPU s/GB |\n|---|---|---|---|---|\n",
+        bench.bytes >> 20
+    );
+    let (mut rows, mut bars) = (Vec::new(), Vec::new());
+    for (index, row) in ROWS.iter().enumerate() {
+        let speed = speed(index);
+        let cpu = Spread::column(&runs[index], |run| run.cpu_s_per_gb);
+        let machine = Spread::column(&runs[index], |run| run.machine_cpu_s_per_gb);
+        let share = speed.median / plain;
+        writeln!(
+            table,
+            "| {} | {} | {:.0} % | {} | {} |",
+            row.name,
+            speed.show(2),
+            100.0 * share,
+            cpu.show(3),
+            machine.show(3)
+        )?;
+        if let Some(least) = row.least {
+            bars.push(Bar::at_least(row.name, share, least));
+        }
+        rows.push(json!({ "row": row.name, "gb_per_s": speed, "cpu_s_per_gb": cpu, "machine_cpu_s_per_gb": machine }));
+    }
+    let qemu = speed(ROWS.len() - 1).median;
+    bars.push(Bar::at_least("luks2, sectors of 4096, to qemu-img's luks", speed(1).median / qemu, 4.0));
+    Ok(Found { table, bars, rows: json!(rows) })
+}

@@ -1,0 +1,5 @@
+//! `cargo xtask bench volume`.
+
+fn main() -> std::process::ExitCode {
+    benches::main("volume")
+}
