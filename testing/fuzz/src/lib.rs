@@ -13,6 +13,7 @@ mod inet_engine;
 mod inet_parse;
 mod initiator;
 mod login;
+mod luks2_header;
 mod mapfile;
 mod nbd;
 mod outer;
@@ -64,6 +65,7 @@ targets!(
     flow,
     inet_parse,
     inet_engine,
+    luks2_header,
 );
 
 #[cfg(test)]

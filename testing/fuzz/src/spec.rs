@@ -41,7 +41,7 @@ fn words(bytes: &[u8]) {
         for (name, _) in &spec.options {
             let _ = (spec.flag(name), spec.size(name), spec.rate(name), spec.block_size(name));
         }
-        let _ = layer::wrap(&spec, MEDIUM.clone());
+        let _ = layer::wrap(&spec, MEDIUM.clone(), &layer::NoKeys);
     }
     let (clean, secrets) = without_secrets(text);
     if secrets.is_empty() {

@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 pub const VARIABLE: &str = "HIKYAKU_MUTANT";
 
 /// All mutants, in the order in which their patches are applied.
-pub const NAMES: [&str; 29] = [
+pub const NAMES: [&str; 32] = [
     "DropFlush",
     "IgnoreFua",
     "AckEarly",
@@ -40,6 +40,9 @@ pub const NAMES: [&str; 29] = [
     "ReleaseAtAck",
     "GenerationUnchecked",
     "NoBackOff",
+    "HeaderEarly",
+    "WipeEarly",
+    "CountedFirst",
 ];
 
 /// Whether this mutant is on.

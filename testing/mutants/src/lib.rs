@@ -157,6 +157,7 @@ mod tests {
             "crates/mover/src/lib.rs",
             "crates/net/src/lib.rs",
             "crates/node/src/lib.rs",
+            "crates/volume/src/lib.rs",
         ];
         let names: BTreeSet<_> = changed(&patches).chain(roots).map(PathBuf::from).collect();
         let modules = roots.map(|root| Path::new(root).with_file_name("mutant.rs"));

@@ -53,6 +53,7 @@ const TEST: &[Need] = &[
     need("xfsprogs", &["mkfs.xfs", "xfs_repair"]),
     need("btrfs-progs", &["mkfs.btrfs", "btrfs"]),
     need("mount", &["losetup"]),
+    need("cryptsetup-bin", &["cryptsetup"]),
     need("fio", &["fio"]),
     need("chromium", &["chromium"]),
     need("tshark", &["tshark"]),

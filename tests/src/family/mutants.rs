@@ -61,8 +61,8 @@ const SIMULATED_ONLY: &[&str] = &[
 /// Defects that only the real program can show: the simulator has no files, one disk at an address, and no gateway.
 const REAL_ONLY: &[&str] = &["SkipJournalSync", "MissExchange", "KeepAhead"];
 
-/// Defects of TCP/IP and of what its processes share, which do not show in data of iSCSI: a test must fail. Its package, its
-/// name.
+/// Defects that a test of their crate must show: of TCP/IP and of what its processes share, which are not in data of iSCSI,
+/// and of a volume's header. The package, the test.
 const TESTED: &[(&str, &str, &str)] = &[
     ("RingWrap", "hikyaku-area", "loom"),
     ("LostBell", "hikyaku-area", "loom"),
@@ -70,6 +70,9 @@ const TESTED: &[(&str, &str, &str)] = &[
     ("ReleaseAtAck", "hikyaku-inet", "scripts"),
     ("NoBackOff", "hikyaku-inet", "scripts"),
     ("GenerationUnchecked", "hikyaku-net", "servers"),
+    ("HeaderEarly", "hikyaku-volume", "cuts"),
+    ("WipeEarly", "hikyaku-volume", "cuts"),
+    ("CountedFirst", "hikyaku-volume", "cuts"),
 ];
 const TEST_LIMIT: Duration = Duration::from_secs(900);
 /// Of a test program in which a test has failed.

@@ -12,7 +12,7 @@ use super::header::{Copies, Header, read};
 use super::kdf::{DeriveError, Pbkdf, SALT_BYTES};
 use super::key::VolumeKey;
 use super::metadata::{Metadata, XTS, area_bytes};
-use super::object::to_base64;
+use super::object::{malformed, to_base64};
 use super::unlock::seal;
 use super::{Random, SLOTS_MAX, af, copies};
 use crate::Storage;
@@ -139,7 +139,7 @@ impl Header {
         random: Random<'_>,
     ) -> Result<(), ChangeError<S::Error>> {
         let area = self.metadata.slots.get(&slot).ok_or(ChangeError::NoSuchSlot(slot))?.area.clone();
-        if !even_last && self.metadata.bound().all(|(id, _)| id == slot) {
+        if !even_last && self.metadata.digest.slots == [slot] {
             return Err(ChangeError::LastSlot(slot));
         }
         let mut json = self.json.clone();
@@ -187,7 +187,8 @@ impl Header {
     ) -> Result<(), ChangeError<S::Error>> {
         let mut next = Self { json, ..self.clone() };
         next.metadata = Metadata::parse(&next.json, next.binary.header_bytes)?;
-        next.binary.seqid = self.binary.seqid.checked_add(1).ok_or(ChangeError::Changed)?;
+        let seqid = self.binary.seqid.checked_add(1);
+        next.binary.seqid = seqid.ok_or_else(|| malformed("no sequence number is higher"))?;
         let text = next.text().ok_or(ChangeError::NoRoomInJson)?;
         if let Some(new) = new {
             self.check_unchanged(storage)?;

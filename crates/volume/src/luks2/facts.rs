@@ -20,6 +20,8 @@ pub struct Facts {
     pub cipher: &'static str,
     /// `None` without a keyslot.
     pub key_bits: Option<usize>,
+    /// What checking a volume key costs.
+    pub digest: Pbkdf,
     pub slots: Vec<SlotFacts>,
     pub tokens: Vec<TokenFacts>,
     pub requirements: Vec<String>,
@@ -74,6 +76,7 @@ impl Header {
                 SegmentKind::Auth { cipher, .. } => cipher.name(),
             },
             key_bits: metadata.key_bytes().map(|bytes| 8 * bytes),
+            digest: metadata.digest.pbkdf(),
             slots: slots.collect(),
             tokens: tokens.collect(),
             requirements: metadata.requirements.clone(),

@@ -1,5 +1,7 @@
 //! Typed access to the JSON of a header, with errors that name the place.
 
+use std::collections::BTreeSet;
+
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use serde_json::{Map, Value};
@@ -103,10 +105,10 @@ impl<'a> Object<'a> {
         texts.ok_or_else(|| self.missing(name, "an array of strings"))
     }
 
-    /// Numbers below `limit`, as strings.
+    /// Numbers below `limit`, which the array has as strings; sorted, each once.
     pub(super) fn ids(&self, name: &str, limit: u8) -> Result<Vec<u8>, Refusal> {
-        let ids = self.texts(name)?.into_iter().map(|text| id(text, limit)).collect::<Option<_>>();
-        ids.ok_or_else(|| self.missing(name, "an array of numbers"))
+        let ids = self.texts(name)?.into_iter().map(|text| id(text, limit)).collect::<Option<BTreeSet<_>>>();
+        Ok(ids.ok_or_else(|| self.missing(name, "an array of numbers"))?.into_iter().collect())
     }
 }
 

@@ -99,7 +99,7 @@ impl Keyslot {
 }
 
 impl Digest {
-    fn pbkdf(&self) -> Pbkdf {
+    pub(super) fn pbkdf(&self) -> Pbkdf {
         Pbkdf::Pbkdf2 { hash: self.hash, iterations: self.iterations }
     }
 
