@@ -113,7 +113,7 @@ fn forward(fixed: &[&str], forwarded: &Forwarded) -> Result<bool> {
 
 fn bench(name: &str, forwarded: &Forwarded) -> Result<bool> {
     ensure!(
-        ["target", "ends", "sealed", "copy", "service", "probe", "analyze", "versus", "verdict"]
+        ["target", "ends", "sealed", "volume", "copy", "service", "probe", "analyze", "versus", "verdict"]
             .contains(&name),
         "no benchmark {name}; there are target, ends, sealed, volume, copy, service, probe, analyze, versus and verdict"
     );

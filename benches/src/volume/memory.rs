@@ -99,7 +99,7 @@ impl Place {
             Kind::Qemu => {
                 let mut command = program("qemu-img")?;
                 command.args(["create", "-q", "-f", "luks", "--object", &self.secret()]);
-                command.args(["-o", "key-secret=s,iter-time=10"]).arg(sealed).arg(bench.bytes.to_string());
+                command.args(["-o", "key-secret=s,iter-time=200"]).arg(sealed).arg(bench.bytes.to_string());
                 run(&mut command, RUN_LIMIT)?.success().map(drop)
             }
         }
@@ -119,25 +119,34 @@ impl Place {
         let plain = self.plain.path().display().to_string();
         if kind == Kind::Qemu {
             let mut command = program("qemu-img")?;
-            let image = format!(
-                "driver=luks,key-secret=s,file.driver=host_device,file.filename={}",
-                self.sealed.path().display()
-            );
-            command.args(["convert", "-n", "-W", "-m", "8", "-S", "0", "--object", &self.secret()]);
+            let device = self.sealed.path().display();
+            command.args([
+                "convert",
+                "-n",
+                "-W",
+                "-m",
+                "8",
+                "-S",
+                "0",
+                "--object",
+                &self.secret(),
+                "-t",
+                "none",
+            ]);
             match way {
-                Way::In => command.args([
-                    "-t",
-                    "none",
-                    "-T",
-                    "none",
-                    "-f",
-                    "raw",
-                    &plain,
-                    "--target-image-opts",
-                    &image,
-                ]),
-                Way::Out => command.args(["-t", "none", "--image-opts", &image, "-O", "raw", &plain]),
-            };
+                Way::In => {
+                    let image =
+                        format!("driver=luks,key-secret=s,file.driver=host_device,file.filename={device}");
+                    command.args(["-T", "none", "-f", "raw", &plain, "--target-image-opts", &image]);
+                }
+                // The image is larger than the data.
+                Way::Out => {
+                    let file = format!("file.file.driver=host_device,file.file.filename={device}");
+                    let image =
+                        format!("driver=raw,size={},file.driver=luks,file.key-secret=s,{file}", bench.bytes);
+                    command.args(["--image-opts", &image, "-O", "raw", &plain]);
+                }
+            }
             return Ok(command);
         }
         let size = bench.bytes.to_string();
