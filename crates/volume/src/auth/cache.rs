@@ -1,0 +1,161 @@
+//! Pages of contexts in memory.
+//!
+//! A page equals the one in storage, or is *dirty*: it belongs to a group whose bit in the map is not set, so that it may
+//! be written at any time. Pages with a pin stay; the others leave when there are more than [`CACHE_PAGES_MAX`].
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::ops::Range;
+
+use super::context::PageBytes;
+use super::{CACHE_PAGES_MAX, OPERATION_BYTES_MAX, PAGE_BYTES};
+
+/// Longest run of pages in one operation.
+pub(super) const RUN_PAGES_MAX: u64 = (OPERATION_BYTES_MAX / PAGE_BYTES) as u64;
+/// Pages that one call looks at to find one that may leave.
+const LOOKS_MAX: usize = 64;
+
+struct Page {
+    /// `None` while the page is read.
+    bytes: Option<PageBytes>,
+    pins: u32,
+    writes: u32,
+    /// Used since the last look at it.
+    is_recent: bool,
+}
+
+#[derive(Default)]
+pub(super) struct Cache {
+    pages: HashMap<u64, Page>,
+    /// All pages, in the order of the next look at them.
+    clock: VecDeque<u64>,
+    dirty: BTreeSet<u64>,
+    /// The next dirty page to write: pages are written in ascending order, so that those written to last wait longest.
+    cursor: u64,
+}
+
+impl Cache {
+    /// The bytes of a page, if it was read.
+    pub(super) fn get(&mut self, page: u64) -> Option<&PageBytes> {
+        let page = self.pages.get_mut(&page)?;
+        page.is_recent = true;
+        page.bytes.as_ref()
+    }
+
+    /// The bytes of a page, which leaves its place in the order of eviction unchanged.
+    pub(super) fn peek(&self, page: u64) -> Option<&PageBytes> {
+        self.pages.get(&page)?.bytes.as_ref()
+    }
+
+    /// The bytes of a page that is pinned and was read.
+    pub(super) fn pinned(&mut self, page: u64) -> &mut PageBytes {
+        let bytes = self.pages.get_mut(&page).and_then(|page| page.bytes.as_mut());
+        bytes.expect("a page of a batch is pinned")
+    }
+
+    /// Adds a pin. Returns whether the page must be read: it was neither here nor is it being read.
+    pub(super) fn pin(&mut self, page: u64) -> bool {
+        if let Some(page) = self.pages.get_mut(&page) {
+            page.pins += 1;
+            return false;
+        }
+        self.add(page, 1, None);
+        true
+    }
+
+    fn add(&mut self, page: u64, pins: u32, bytes: Option<PageBytes>) {
+        self.evict();
+        self.pages.insert(page, Page { bytes, pins, writes: 0, is_recent: true });
+        self.clock.push_back(page);
+    }
+
+    /// A page of a group that gets its first block: dirty. What was read of it before does not matter.
+    pub(super) fn create(&mut self, number: u64, bytes: PageBytes) {
+        match self.pages.get_mut(&number) {
+            Some(page) => page.bytes = Some(bytes),
+            None => self.add(number, 0, Some(bytes)),
+        }
+        self.dirty.insert(number);
+    }
+
+    pub(super) fn unpin(&mut self, page: u64) {
+        if let Some(page) = self.pages.get_mut(&page) {
+            page.pins -= 1;
+        }
+    }
+
+    /// A page was read. It counts unless the page was created meanwhile.
+    pub(super) fn fill(&mut self, page: u64, bytes: PageBytes) {
+        if let Some(page) = self.pages.get_mut(&page) {
+            page.bytes.get_or_insert(bytes);
+        }
+    }
+
+    /// Drops a page that could not be read, with its pins.
+    pub(super) fn forget(&mut self, page: u64) {
+        if self.pages.get(&page).is_some_and(|page| page.bytes.is_none()) {
+            self.pages.remove(&page);
+            self.clock.retain(|other| *other != page);
+        }
+    }
+
+    pub(super) fn set_dirty(&mut self, page: u64) {
+        self.dirty.insert(page);
+    }
+
+    pub(super) fn dirty(&self) -> usize {
+        self.dirty.len()
+    }
+
+    /// Takes the next run of dirty pages; they count as being written until [`Self::written`]. Pages that are being written
+    /// are not taken again.
+    pub(super) fn take_dirty(&mut self) -> Option<Range<u64>> {
+        let is_idle = |page: &&u64| self.pages.get(page).is_some_and(|page| page.writes == 0);
+        let first = self.dirty.range(self.cursor..).chain(self.dirty.range(..self.cursor)).find(is_idle);
+        let first = *first?;
+        let run = self.dirty.range(first..first + RUN_PAGES_MAX).zip(first..).take_while(|(page, at)| {
+            *page == at && self.pages.get(page).is_some_and(|page| page.writes == 0)
+        });
+        let end = first + run.count() as u64;
+        self.cursor = end;
+        for page in first..end {
+            self.dirty.remove(&page);
+            self.pages.get_mut(&page).expect("a dirty page is here").writes += 1;
+        }
+        Some(first..end)
+    }
+
+    /// Pages are about to be written, whether dirty or not.
+    pub(super) fn writing(&mut self, pages: Range<u64>) {
+        for page in pages {
+            self.dirty.remove(&page);
+            self.pages.get_mut(&page).expect("a page that is written is here").writes += 1;
+        }
+    }
+
+    pub(super) fn written(&mut self, pages: Range<u64>) {
+        for page in pages {
+            if let Some(page) = self.pages.get_mut(&page) {
+                page.writes = page.writes.saturating_sub(1);
+            }
+        }
+    }
+
+    /// Drops pages that nothing needs, until few enough are left.
+    fn evict(&mut self) {
+        for _ in 0..LOOKS_MAX {
+            if self.pages.len() < CACHE_PAGES_MAX {
+                return;
+            }
+            let Some(number) = self.clock.pop_front() else { return };
+            let page = self.pages.get_mut(&number).expect("pages on the clock are here");
+            let stays =
+                page.pins > 0 || page.writes > 0 || page.bytes.is_none() || self.dirty.contains(&number);
+            if stays || page.is_recent {
+                page.is_recent = false;
+                self.clock.push_back(number);
+            } else {
+                self.pages.remove(&number);
+            }
+        }
+    }
+}
