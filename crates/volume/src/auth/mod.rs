@@ -16,6 +16,8 @@ mod map;
 mod pool;
 mod sealer;
 mod superblock;
+#[cfg(test)]
+mod tests;
 mod turns;
 mod volume;
 

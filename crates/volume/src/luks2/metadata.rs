@@ -11,6 +11,7 @@ use super::hash::Hash;
 use super::kdf::{Argon2Costs, Pbkdf, SALT_BYTES};
 use super::object::{Object, malformed};
 use super::{AUTH_REQUIREMENT, AUTH_SEGMENT, SLOTS_MAX};
+pub use crate::auth::Cipher as AuthCipher;
 
 pub(super) const XTS: &str = "aes-xts-plain64";
 /// Bytes of keys that `aes-xts-plain64` takes here.
@@ -43,23 +44,6 @@ pub enum SegmentKind {
     Crypt { sector_bytes: u32 },
     /// Authenticated blocks (docs/VOLUME.md §2). `unit_bytes` is 512 or 4096.
     Auth { cipher: AuthCipher, unit_bytes: u32 },
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AuthCipher {
-    Aes256GcmSiv,
-    Aegis256X4,
-}
-
-impl AuthCipher {
-    pub const ALL: [Self; 2] = [Self::Aes256GcmSiv, Self::Aegis256X4];
-
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Aes256GcmSiv => "aes256-gcm-siv",
-            Self::Aegis256X4 => "aegis-256x4",
-        }
-    }
 }
 
 /// In which order keyslots are tried.
@@ -243,7 +227,7 @@ fn crypt(segment: &Object<'_>) -> Result<SegmentKind, Refusal> {
 
 fn auth(segment: &Object<'_>) -> Result<SegmentKind, Refusal> {
     let name = segment.text("encryption")?;
-    let cipher = AuthCipher::ALL.into_iter().find(|cipher| cipher.name() == name);
+    let cipher = AuthCipher::from_name(name);
     let cipher = cipher.ok_or_else(|| Refusal::Auth(quoted(name)))?;
     let (version, unit_bytes) = (segment.integer("version")?, segment.integer("unit")?);
     if version != 1 {

@@ -1,0 +1,301 @@
+//! Power is lost after every step of short runs, and every subset of what was not durable is kept.
+
+use std::collections::HashSet;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+
+use super::Random;
+use super::disk::{Disk, Image, Piece};
+use super::machine::{Machine, formatted};
+use crate::auth::{BLOCK_BYTES, Cipher, Request, RequestId, Unit};
+
+const BLOCKS: u64 = 4;
+
+/// A version of a block: 0 is unwritten or discarded.
+type Version = u64;
+
+fn content(block: u64, version: Version) -> Vec<u8> {
+    if version == 0 { vec![0; BLOCK_BYTES] } else { vec![(version * 16 + block + 1) as u8; BLOCK_BYTES] }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Step {
+    Write(u64),
+    Discard(u64),
+    Flush,
+    /// The next request is submitted before earlier ones are complete.
+    Beside,
+}
+
+/// What each block may hold after power loss.
+struct Expectation {
+    /// Versions in the order of their submission.
+    versions: Vec<Vec<Version>>,
+    /// Index of the first one that may be read.
+    floors: Vec<usize>,
+    /// Index of the last one that is complete.
+    completed: Vec<usize>,
+    writes: Vec<(RequestId, u64, usize)>,
+    /// Of each flush under way: what it makes durable.
+    flushes: Vec<(RequestId, Vec<usize>)>,
+}
+
+impl Expectation {
+    fn new(initial: &[Version]) -> Self {
+        let count = initial.len();
+        Self {
+            versions: initial.iter().map(|version| vec![*version]).collect(),
+            floors: vec![0; count],
+            completed: vec![0; count],
+            writes: Vec::new(),
+            flushes: Vec::new(),
+        }
+    }
+
+    fn collect(&mut self, machine: &mut Machine) {
+        for completed in machine.completed.drain(..) {
+            completed.result.expect("nothing fails");
+            if let Some((_, block, index)) = self.writes.iter().find(|(id, ..)| *id == completed.id) {
+                let last = &mut self.completed[*block as usize];
+                *last = (*last).max(*index);
+            }
+            if let Some((_, floors)) = self.flushes.iter().find(|(id, _)| *id == completed.id) {
+                for (floor, index) in self.floors.iter_mut().zip(floors) {
+                    *floor = (*floor).max(*index);
+                }
+            }
+        }
+    }
+
+    fn allowed(&self, block: u64) -> Vec<Version> {
+        self.versions[block as usize][self.floors[block as usize]..].to_vec()
+    }
+}
+
+/// Checks what every subset of the pieces leaves, and counts the images looked at.
+struct Checker {
+    cipher: Cipher,
+    unit: Unit,
+    seen: HashSet<u64>,
+    images: usize,
+    /// Whether recovery is cut as well.
+    cuts_recovery: bool,
+    random: Random,
+}
+
+/// Subsets are all looked at up to so many pieces; of more, that many at random.
+const PIECES_MAX: usize = 11;
+
+impl Checker {
+    fn new(cipher: Cipher, unit: Unit, cuts_recovery: bool) -> Self {
+        Self { cipher, unit, seen: HashSet::new(), images: 0, cuts_recovery, random: Random(1) }
+    }
+
+    fn subsets(&mut self, disk: &Disk) -> Vec<Image> {
+        let pieces = disk.volatile();
+        let kept = |mask: u64| -> Vec<Piece> {
+            let chosen = pieces.iter().enumerate().filter(|(index, _)| mask >> index & 1 == 1);
+            chosen.map(|(_, piece)| piece.clone()).collect()
+        };
+        assert!(pieces.len() < 64, "{} pieces", pieces.len());
+        if pieces.len() <= PIECES_MAX {
+            (0..1 << pieces.len()).map(|mask| disk.image(kept(mask))).collect()
+        } else {
+            let masks: Vec<u64> = (0..1 << PIECES_MAX).map(|_| self.random.next()).collect();
+            masks.into_iter().map(|mask| disk.image(kept(mask))).collect()
+        }
+    }
+
+    fn check(&mut self, disk: &Disk, expectation: &Expectation, what: &dyn Fn() -> String) {
+        let allowed: Vec<Vec<Version>> = (0..BLOCKS).map(|block| expectation.allowed(block)).collect();
+        for image in self.subsets(disk) {
+            self.check_image(&image, &allowed, self.cuts_recovery, what);
+        }
+    }
+
+    fn check_image(
+        &mut self,
+        image: &Image,
+        allowed: &[Vec<Version>],
+        cuts_recovery: bool,
+        what: &dyn Fn() -> String,
+    ) {
+        let mut hasher = DefaultHasher::new();
+        (image, allowed).hash(&mut hasher);
+        if !self.seen.insert(hasher.finish()) {
+            return;
+        }
+        self.images += 1;
+        let mut machine = Machine::new(self.cipher, Disk::new(self.unit, image.clone()), Random(2));
+        machine.is_ordered = true;
+        let mut steps = 0;
+        while machine.step() {
+            steps += 1;
+            if cuts_recovery && !machine.disk.volatile().is_empty() {
+                for image in self.subsets(&machine.disk) {
+                    self.check_image(&image, allowed, false, &|| {
+                        format!("{}; recovery cut at {steps}", what())
+                    });
+                }
+            }
+        }
+        for block in 0..BLOCKS {
+            let read =
+                machine.read(block).unwrap_or_else(|error| panic!("block {block}: {error:?}: {}", what()));
+            let found = allowed[block as usize].iter().find(|version| content(block, **version) == read);
+            assert!(
+                found.is_some(),
+                "block {block} holds {:x?}.., not one of versions {:?}: {}",
+                &read[..4],
+                allowed[block as usize],
+                what(),
+            );
+        }
+    }
+}
+
+/// Blocks in the order of their first use get numbers in that order: other scripts are the same one.
+fn patterns(writes: usize) -> Vec<Vec<u64>> {
+    let mut patterns = vec![vec![]];
+    for _ in 0..writes {
+        patterns = patterns
+            .into_iter()
+            .flat_map(|pattern: Vec<u64>| {
+                let next = pattern.iter().max().map_or(0, |last| last + 1);
+                (0..=next.min(BLOCKS - 1)).map(move |block| [pattern.clone(), vec![block]].concat())
+            })
+            .collect();
+    }
+    patterns
+}
+
+fn scripts(with_discards: bool) -> Vec<Vec<Step>> {
+    let between: [&[Step]; 5] = [
+        &[],
+        &[Step::Beside],
+        &[Step::Flush],
+        &[Step::Flush, Step::Beside],
+        &[Step::Beside, Step::Flush, Step::Beside],
+    ];
+    let kinds = if with_discards { 1..8 } else { 0..1 };
+    let mut scripts = Vec::new();
+    for pattern in patterns(3) {
+        for kinds in kinds.clone() {
+            let request = |index: usize| {
+                let block = pattern[index];
+                if kinds >> index & 1 == 1 { Step::Discard(block) } else { Step::Write(block) }
+            };
+            for first in between {
+                for second in between {
+                    let parts: [&[Step]; 6] =
+                        [&[request(0)], first, &[request(1)], second, &[request(2)], &[Step::Flush]];
+                    scripts.push(parts.concat());
+                }
+            }
+        }
+    }
+    scripts
+}
+
+/// Runs a script on a volume whose first `written` blocks hold version 1, and checks every cut.
+fn run(checker: &mut Checker, initial: &Image, written: u64, script: &[Step], seed: u64) {
+    let versions: Vec<Version> = (0..BLOCKS).map(|block| u64::from(block < written)).collect();
+    let mut expectation = Expectation::new(&versions);
+    let mut machine = Machine::new(checker.cipher, Disk::new(checker.unit, initial.clone()), Random(seed));
+    machine.is_ordered = seed == 0;
+    let mut next: Version = 2;
+    let mut is_beside = false;
+    for (index, step) in script.iter().enumerate() {
+        let what = || format!("step {index} of {script:?}, {written} blocks written, seed {seed}");
+        if !is_beside {
+            while machine.step() {
+                expectation.collect(&mut machine);
+                checker.check(&machine.disk, &expectation, &what);
+            }
+        }
+        is_beside = false;
+        let length = BLOCK_BYTES as u64;
+        match step {
+            Step::Write(block) | Step::Discard(block) => {
+                let offset = block * BLOCK_BYTES as u64;
+                let is_write = matches!(step, Step::Write(_));
+                let version = if is_write { next } else { 0 };
+                next += 1;
+                expectation.versions[*block as usize].push(version);
+                let last = expectation.versions[*block as usize].len() - 1;
+                let request = if is_write {
+                    Request::Write { offset, length }
+                } else {
+                    Request::Discard { offset, length }
+                };
+                let id = machine.submit(request, content(*block, version));
+                expectation.writes.push((id, *block, last));
+            }
+            Step::Flush => {
+                expectation.collect(&mut machine);
+                let completed = expectation.completed.clone();
+                let id = machine.submit(Request::Flush, Vec::new());
+                expectation.flushes.push((id, completed));
+            }
+            Step::Beside => {
+                is_beside = true;
+                // Some steps, so that what comes next finds earlier requests half done.
+                for _ in 0..seed % 5 {
+                    machine.step();
+                    expectation.collect(&mut machine);
+                    checker.check(&machine.disk, &expectation, &what);
+                }
+            }
+        }
+        expectation.collect(&mut machine);
+        checker.check(&machine.disk, &expectation, &what);
+    }
+    while machine.step() {
+        expectation.collect(&mut machine);
+        checker.check(&machine.disk, &expectation, &|| format!("end of {script:?}, seed {seed}"));
+    }
+    assert_eq!(machine.pending(), 0, "all requests complete: {script:?}, seed {seed}");
+    for block in 0..BLOCKS {
+        let last = *expectation.versions[block as usize].last().expect("a version");
+        assert_eq!(machine.read(block), Ok(content(block, last)), "block {block} of {script:?}, seed {seed}");
+    }
+}
+
+/// A volume whose first `written` blocks hold version 1. `is_closed`: opened and closed since, or not.
+fn initial(cipher: Cipher, unit: Unit, written: u64, is_closed: bool) -> Image {
+    let mut machine = Machine::on(cipher, unit, formatted(cipher, unit, BLOCKS));
+    for block in 0..written {
+        machine.write(block, content(block, 1)).expect("nothing fails");
+    }
+    if written > 0 {
+        machine.flush().expect("nothing fails");
+    }
+    if is_closed {
+        machine.perform(Request::Close, Vec::new()).expect("nothing fails");
+    }
+    machine.disk.image(machine.disk.volatile())
+}
+
+fn exhaust(unit: Unit, with_discards: bool, seeds: &[u64], cuts_recovery: bool) {
+    let cipher = Cipher::Aegis256X4;
+    let mut checker = Checker::new(cipher, unit, cuts_recovery);
+    for written in [0, 1, BLOCKS] {
+        let initial = initial(cipher, unit, written, written != 1);
+        for script in scripts(with_discards) {
+            for seed in seeds {
+                checker.seen.clear();
+                run(&mut checker, &initial, written, &script, *seed);
+            }
+        }
+    }
+    println!("{} images", checker.images);
+}
+
+#[test]
+fn three_writes_of_four_blocks_unit_4096() {
+    exhaust(Unit::Bytes4096, false, &[0, 1, 2, 3, 4], false);
+}
+
+#[test]
+fn three_writes_and_discards_of_four_blocks_unit_4096() {
+    exhaust(Unit::Bytes4096, true, &[0, 3], false);
+}

@@ -1,0 +1,381 @@
+//! Drives a volume over a simulated disk, one step of one operation at a time.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::rc::Rc;
+
+use super::Random;
+use super::disk::{Disk, Image, WriteId};
+use crate::auth::{
+    Action, BLOCK_BYTES, Candidates, Cipher, Context, Failure, Generation, Keys, Layout, Operation,
+    OperationId, Outcome, Place, ReadError, Request, RequestId, Run, SECTOR_BYTES, Sealer, Source, State,
+    Unit, Volume, format,
+};
+
+pub(super) const SEGMENT: u64 = 4096;
+pub(super) const STORAGE_BYTES: u64 = 1 << 40;
+const VOLUME_KEY: [u8; 64] = [7; 64];
+const UUID: &str = "6e8f2d1c-0000-4000-8000-000000000001";
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Error {
+    Injected,
+    CacheLost,
+}
+
+type Fault = Failure<Error>;
+
+/// Errors to inject: one in so many operations; 0 for none.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Faults {
+    pub(super) failed_write: u64,
+    pub(super) failed_read: u64,
+    pub(super) lost_cache: u64,
+}
+
+/// Something under way. Steps of different tasks may come in any order.
+enum Task {
+    Begin(OperationId, Operation),
+    Write(OperationId, WriteId, Option<(Range<u32>, Vec<u8>)>),
+    Barrier(OperationId, Vec<WriteId>),
+    Open(RequestId, Vec<Source>),
+    Examine(RequestId, Vec<(u64, Source)>),
+    Seal(RequestId, Vec<Run>, Vec<Generation>),
+    /// Blocks that go to storage are being written.
+    Store(RequestId, Vec<WriteId>, Vec<Context>),
+}
+
+struct Pending {
+    request: Request,
+    data: Vec<u8>,
+    /// Old contents of blocks that the request covers in part.
+    merged: HashMap<u64, Vec<u8>>,
+}
+
+/// A request that is complete; `data` is what a read returned.
+#[derive(Debug)]
+pub(super) struct Completed {
+    pub(super) id: RequestId,
+    pub(super) data: Vec<u8>,
+    pub(super) result: Result<(), Fault>,
+}
+
+pub(super) fn keys(cipher: Cipher, unit: Unit) -> Keys {
+    Keys::new(&VOLUME_KEY, UUID, cipher, unit, SEGMENT)
+}
+
+/// An empty volume with room for `blocks`.
+pub(super) fn formatted(cipher: Cipher, unit: Unit, blocks: u64) -> Image {
+    let layout = Layout::new(cipher, unit, SEGMENT, blocks).expect("a layout");
+    let mut image = Image::default();
+    for (offset, bytes) in format(&layout, &keys(cipher, unit), blocks) {
+        image.write(offset, &bytes);
+    }
+    image
+}
+
+pub(super) struct Machine {
+    pub(super) volume: Volume<Error>,
+    pub(super) disk: Disk,
+    pub(super) random: Random,
+    pub(super) faults: Faults,
+    pub(super) completed: Vec<Completed>,
+    cipher: Cipher,
+    sealer: Option<Rc<Sealer>>,
+    pool: HashMap<u32, Vec<u8>>,
+    tasks: Vec<Task>,
+    pending: HashMap<RequestId, Pending>,
+    next: RequestId,
+    /// Whether the oldest task always goes first.
+    pub(super) is_ordered: bool,
+}
+
+impl Machine {
+    pub(super) fn new(cipher: Cipher, disk: Disk, mut random: Random) -> Self {
+        let mut writer = [0; 16];
+        writer[..8].copy_from_slice(&random.next().to_le_bytes());
+        let unit = disk.unit;
+        let volume = Volume::new(keys(cipher, unit), (cipher, unit, SEGMENT), STORAGE_BYTES, writer, false);
+        let mut machine = Self {
+            volume: volume.expect("a volume"),
+            disk,
+            random,
+            faults: Faults::default(),
+            completed: Vec::new(),
+            cipher,
+            sealer: None,
+            pool: HashMap::new(),
+            tasks: Vec::new(),
+            pending: HashMap::new(),
+            next: 0,
+            is_ordered: false,
+        };
+        machine.poll();
+        machine
+    }
+
+    /// Opens the volume on an image, without faults.
+    pub(super) fn on(cipher: Cipher, unit: Unit, image: Image) -> Self {
+        let mut machine = Self::new(cipher, Disk::new(unit, image), Random(1));
+        machine.is_ordered = true;
+        machine.run();
+        machine
+    }
+
+    pub(super) fn submit(&mut self, request: Request, data: Vec<u8>) -> RequestId {
+        let id = self.next;
+        self.next += 1;
+        self.pending.insert(id, Pending { request, data, merged: HashMap::new() });
+        self.volume.submit(id, request);
+        self.poll();
+        id
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        self.tasks.is_empty()
+    }
+
+    pub(super) fn pending(&self) -> usize {
+        self.pending.len()
+    }
+
+    fn poll(&mut self) {
+        while let Some(action) = self.volume.poll() {
+            let task = match action {
+                Action::Fetch { .. } => continue,
+                Action::Open { id, sources } => Task::Open(id, sources),
+                Action::Examine { id, blocks } => Task::Examine(id, blocks),
+                Action::Seal { id, runs, generations } => Task::Seal(id, runs, generations),
+                Action::Operate { id, operation } => Task::Begin(id, operation),
+                Action::Complete { id, result } => {
+                    let pending = self.pending.remove(&id).expect("a request completes once");
+                    self.completed.push(Completed { id, data: pending.data, result });
+                    continue;
+                }
+            };
+            self.tasks.push(task);
+        }
+    }
+
+    /// Runs until nothing is left to do.
+    pub(super) fn run(&mut self) {
+        for _ in 0..1_000_000 {
+            if !self.step() {
+                return;
+            }
+        }
+        panic!("the volume does not come to rest");
+    }
+
+    /// Performs one step of one task; false if there is none.
+    pub(super) fn step(&mut self) -> bool {
+        if self.tasks.is_empty() {
+            return false;
+        }
+        let index = if self.is_ordered { 0 } else { self.random.below(self.tasks.len() as u64) as usize };
+        match self.tasks.remove(index) {
+            Task::Begin(id, operation) => self.begin(id, operation),
+            Task::Write(id, write, slots) => {
+                if let Some((slots, bytes)) = slots {
+                    assert_eq!(bytes, self.slots(slots), "slots do not change while they are written");
+                }
+                if self.is_hit(self.faults.failed_write) {
+                    self.disk.fail(write, &mut self.random);
+                    self.volume.done(id, Outcome::Failed(Error::Injected));
+                } else {
+                    self.disk.complete(write);
+                    self.volume.done(id, Outcome::Done);
+                }
+            }
+            Task::Barrier(id, writes) => {
+                if self.is_hit(self.faults.lost_cache) {
+                    self.disk.lose_power(&mut self.random);
+                    self.volume.done(id, Outcome::Failed(Error::CacheLost));
+                } else {
+                    self.disk.make_durable(&writes);
+                    self.volume.done(id, Outcome::Done);
+                }
+            }
+            Task::Open(id, sources) => self.open(id, &sources),
+            Task::Examine(id, blocks) => self.examine(id, blocks),
+            Task::Seal(id, runs, generations) => self.seal(id, &runs, &generations),
+            Task::Store(id, mut writes, contexts) => {
+                if let Some(write) = writes.pop() {
+                    if self.is_hit(self.faults.failed_write) {
+                        self.disk.fail(write, &mut self.random);
+                        writes.into_iter().for_each(|write| self.disk.complete(write));
+                        self.volume.sealed(id, Err(Error::Injected));
+                    } else {
+                        self.disk.complete(write);
+                        self.tasks.push(Task::Store(id, writes, contexts));
+                    }
+                } else {
+                    self.volume.sealed(id, Ok(&contexts));
+                }
+            }
+        }
+        self.poll();
+        true
+    }
+
+    fn is_hit(&mut self, one_in: u64) -> bool {
+        one_in > 0 && self.random.one_in(one_in)
+    }
+
+    fn slots(&self, slots: Range<u32>) -> Vec<u8> {
+        slots.flat_map(|slot| self.pool[&slot].iter().copied()).collect()
+    }
+
+    fn begin(&mut self, id: OperationId, operation: Operation) {
+        match operation {
+            Operation::Read { offset, length } => {
+                let outcome = if self.is_hit(self.faults.failed_read) {
+                    Outcome::Failed(Error::Injected)
+                } else {
+                    let mut bytes = vec![0; length];
+                    self.disk.read(offset, &mut bytes, &mut self.random);
+                    Outcome::Read(bytes)
+                };
+                self.volume.done(id, outcome);
+            }
+            Operation::Write { offset, bytes } => {
+                let write = self.disk.submit(offset, &bytes);
+                self.tasks.push(Task::Write(id, write, None));
+            }
+            Operation::WriteSlots { offset, slots } => {
+                let bytes = self.slots(slots.clone());
+                let write = self.disk.submit(offset, &bytes);
+                self.tasks.push(Task::Write(id, write, Some((slots, bytes))));
+            }
+            Operation::Barrier => self.tasks.push(Task::Barrier(id, self.disk.completed())),
+        }
+    }
+
+    fn sealer(&mut self) -> Rc<Sealer> {
+        assert_eq!(self.volume.state(), State::Open);
+        self.sealer.get_or_insert_with(|| Rc::new(self.volume.sealer())).clone()
+    }
+
+    /// The content of a block, and which candidate it verified with.
+    fn content(&mut self, block: u64, source: Source) -> Result<(Vec<u8>, u8), ReadError<Error>> {
+        let sealer = self.sealer();
+        let mut data = vec![0; BLOCK_BYTES];
+        let broken = |_| ReadError::Unverified { block };
+        match source {
+            Source::Zeroes => Ok((data, 0)),
+            Source::Invalid => Err(ReadError::Unverified { block }),
+            Source::Held { slot, context } => {
+                data.copy_from_slice(&self.pool[&slot]);
+                sealer.open(block, &context, &mut data).expect("memory does not change");
+                Ok((data, 0))
+            }
+            Source::Stored(candidates) => {
+                if self.is_hit(self.faults.failed_read) {
+                    return Err(ReadError::Storage(Error::Injected));
+                }
+                self.disk.read(self.volume.layout().data_offset(block), &mut data, &mut self.random);
+                let found = sealer.open_any(block, &candidates, &mut data).map_err(broken)?;
+                Ok((data, found))
+            }
+        }
+    }
+
+    fn open(&mut self, id: RequestId, sources: &[Source]) {
+        let Request::Read { offset, length } = self.pending[&id].request else { panic!("not a read") };
+        let first = offset / BLOCK_BYTES as u64;
+        let mut data = Vec::new();
+        for (block, source) in (first..).zip(sources) {
+            match self.content(block, *source) {
+                Ok((bytes, _)) => data.extend(bytes),
+                Err(error) => return self.volume.opened(id, Err(error)),
+            }
+        }
+        let start = (offset % BLOCK_BYTES as u64) as usize;
+        data.drain(..start);
+        data.truncate(length as usize);
+        self.pending.get_mut(&id).expect("a request under way").data = data;
+        self.volume.opened(id, Ok(()));
+    }
+
+    fn examine(&mut self, id: RequestId, blocks: Vec<(u64, Source)>) {
+        let mut found = Vec::new();
+        for (block, source) in blocks {
+            match self.content(block, source) {
+                Ok((bytes, candidate)) => {
+                    self.pending.get_mut(&id).expect("a request under way").merged.insert(block, bytes);
+                    found.push(Some(candidate));
+                }
+                Err(ReadError::Unverified { .. }) => found.push(None),
+                Err(ReadError::Storage(error)) => return self.volume.examined(id, Err(error)),
+            }
+        }
+        self.volume.examined(id, Ok(found));
+    }
+
+    fn seal(&mut self, id: RequestId, runs: &[Run], generations: &[Generation]) {
+        let sealer = self.sealer();
+        let pending = &self.pending[&id];
+        let Request::Write { offset, length } = pending.request else { panic!("not a write") };
+        let first = offset / BLOCK_BYTES as u64;
+        let (mut contexts, mut writes) = (Vec::new(), Vec::new());
+        for run in runs {
+            let mut stored = Vec::new();
+            for index in 0..run.count {
+                let block = run.block + u64::from(index);
+                let start = block * BLOCK_BYTES as u64;
+                let mut plain = vec![0; BLOCK_BYTES];
+                let covered = offset.max(start)..(offset + length).min(start + BLOCK_BYTES as u64);
+                if covered.end - covered.start < BLOCK_BYTES as u64 {
+                    plain.copy_from_slice(&pending.merged[&block]);
+                }
+                plain[(covered.start - start) as usize..(covered.end - start) as usize].copy_from_slice(
+                    &pending.data[(covered.start - offset) as usize..(covered.end - offset) as usize],
+                );
+                let mut nonce = [0; 28];
+                for chunk in nonce.chunks_mut(8) {
+                    chunk.copy_from_slice(&self.random.next().to_le_bytes()[..chunk.len()]);
+                }
+                let nonce = &nonce[..self.cipher.nonce_bytes()];
+                let generation = generations[(block - first) as usize];
+                let mut sealed = vec![0; BLOCK_BYTES];
+                contexts.push(sealer.seal(block, generation, nonce, &plain, &mut sealed));
+                match run.place {
+                    Place::Slot(slot) => drop(self.pool.insert(slot + index, sealed)),
+                    Place::Storage => stored.extend(sealed),
+                }
+            }
+            if run.place == Place::Storage {
+                let offset = self.volume.layout().data_offset(run.block);
+                writes.push(self.disk.submit(offset, &stored));
+            }
+        }
+        self.tasks.push(Task::Store(id, writes, contexts));
+    }
+
+    /// Runs a request to its end; the data of a read.
+    pub(super) fn perform(&mut self, request: Request, data: Vec<u8>) -> Result<Vec<u8>, Fault> {
+        let id = self.submit(request, data);
+        self.run();
+        let at =
+            self.completed.iter().position(|completed| completed.id == id).expect("the request completes");
+        let completed = self.completed.swap_remove(at);
+        completed.result.map(|()| completed.data)
+    }
+
+    pub(super) fn read(&mut self, block: u64) -> Result<Vec<u8>, Fault> {
+        let offset = block * BLOCK_BYTES as u64;
+        self.perform(Request::Read { offset, length: BLOCK_BYTES as u64 }, Vec::new())
+    }
+
+    pub(super) fn write(&mut self, block: u64, data: Vec<u8>) -> Result<(), Fault> {
+        let offset = block * BLOCK_BYTES as u64;
+        self.perform(Request::Write { offset, length: data.len() as u64 }, data).map(drop)
+    }
+
+    pub(super) fn flush(&mut self) -> Result<(), Fault> {
+        self.perform(Request::Flush, Vec::new()).map(drop)
+    }
+}
+
+const _: () = assert!(BLOCK_BYTES.is_multiple_of(SECTOR_BYTES));
+const _: fn(&Candidates) -> Context = |candidates| candidates.first;
