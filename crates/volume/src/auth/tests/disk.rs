@@ -47,6 +47,16 @@ impl Image {
         }
     }
 
+    /// Equal images have equal digests, and different ones most likely not.
+    pub(super) fn digest(&self) -> u64 {
+        let mix = |digest: u64, word: u64| (digest.rotate_left(5) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        self.0.iter().fold(0, |digest, (page, bytes)| {
+            let words =
+                bytes.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("8 bytes")));
+            words.fold(mix(digest, *page), mix)
+        })
+    }
+
     fn holds(&self, piece: &Piece) -> bool {
         let mut bytes = [0; PAGE as usize];
         let bytes = &mut bytes[..piece.bytes.len()];
@@ -143,16 +153,23 @@ impl Disk {
         self.writes = in_flight;
     }
 
-    /// The pieces that power loss may keep or not, without those that change nothing.
-    pub(super) fn volatile(&self) -> Vec<Piece> {
-        let mut pieces: Vec<Piece> = Vec::new();
-        for piece in self.writes.iter().flat_map(|write| &write.pieces) {
-            let is_alone = !pieces.iter().any(|other| other.offset == piece.offset);
-            if !(is_alone && self.durable.holds(piece)) {
-                pieces.push(piece.clone());
+    /// What power loss may keep or not, by write; without pieces that change nothing.
+    pub(super) fn volatile(&self) -> Vec<Vec<Piece>> {
+        let mut offsets = Vec::new();
+        let mut writes = Vec::new();
+        for write in &self.writes {
+            let mut pieces = Vec::new();
+            for piece in &write.pieces {
+                if offsets.contains(&piece.offset) || !self.durable.holds(piece) {
+                    offsets.push(piece.offset);
+                    pieces.push(piece.clone());
+                }
+            }
+            if !pieces.is_empty() {
+                writes.push(pieces);
             }
         }
-        pieces
+        writes
     }
 
     /// What is on the disk if power loss keeps these of the [`Self::volatile`] pieces.

@@ -131,8 +131,9 @@ impl Machine {
         id
     }
 
-    pub(super) fn is_idle(&self) -> bool {
-        self.tasks.is_empty()
+    pub(super) fn write_out(&mut self) {
+        self.volume.write_out();
+        self.poll();
     }
 
     pub(super) fn pending(&self) -> usize {

@@ -387,6 +387,11 @@ impl<E: Clone> Volume<E> {
         self.actions.pop_front()
     }
 
+    /// Begins to write what waits in memory, without a flush; to be called when no writes have come for a while.
+    pub fn write_out(&mut self) {
+        self.wants_round = true;
+    }
+
     /// An operation ended. After a write that failed or a cache that was lost, what memory knows of the storage is
     /// forgotten, and the next flush fails with that error.
     pub fn done(&mut self, id: OperationId, outcome: Outcome<E>) {
