@@ -153,6 +153,18 @@ impl Disk {
         self.writes = in_flight;
     }
 
+    /// The disk after the end of the process: of writes in flight, any pieces arrive.
+    pub(super) fn after_kill(&self, random: &mut Random) -> Self {
+        let mut disk = self.clone();
+        for write in &mut disk.writes {
+            if !write.is_complete {
+                write.is_complete = true;
+                write.pieces.retain(|_| random.one_in(2));
+            }
+        }
+        disk
+    }
+
     /// What power loss may keep or not, by write; without pieces that change nothing.
     pub(super) fn volatile(&self) -> Vec<Vec<Piece>> {
         let mut offsets = Vec::new();

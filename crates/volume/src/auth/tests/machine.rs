@@ -8,8 +8,8 @@ use super::Random;
 use super::disk::{Disk, Image, WriteId};
 use crate::auth::{
     Action, BLOCK_BYTES, Candidates, Cipher, Context, Failure, Generation, Keys, Layout, Operation,
-    OperationId, Outcome, Place, ReadError, Request, RequestId, Run, SECTOR_BYTES, Sealer, Source, State,
-    Unit, Volume, format,
+    OperationId, Outcome, Place, ReadError, Request, RequestId, Run, SECTOR_BYTES, Sealer, Source, Unit,
+    Volume, format,
 };
 
 pub(super) const SEGMENT: u64 = 4096;
@@ -80,6 +80,8 @@ pub(super) struct Machine {
     pub(super) random: Random,
     pub(super) faults: Faults,
     pub(super) completed: Vec<Completed>,
+    /// Failed writes and barriers of the volume's own.
+    pub(super) losses: u64,
     cipher: Cipher,
     sealer: Option<Rc<Sealer>>,
     pool: HashMap<u32, Vec<u8>>,
@@ -102,6 +104,7 @@ impl Machine {
             random,
             faults: Faults::default(),
             completed: Vec::new(),
+            losses: 0,
             cipher,
             sealer: None,
             pool: HashMap::new(),
@@ -182,6 +185,7 @@ impl Machine {
                 }
                 if self.is_hit(self.faults.failed_write) {
                     self.disk.fail(write, &mut self.random);
+                    self.losses += 1;
                     self.volume.done(id, Outcome::Failed(Error::Injected));
                 } else {
                     self.disk.complete(write);
@@ -191,6 +195,7 @@ impl Machine {
             Task::Barrier(id, writes) => {
                 if self.is_hit(self.faults.lost_cache) {
                     self.disk.lose_power(&mut self.random);
+                    self.losses += 1;
                     self.volume.done(id, Outcome::Failed(Error::CacheLost));
                 } else {
                     self.disk.make_durable(&writes);
@@ -231,6 +236,7 @@ impl Machine {
         match operation {
             Operation::Read { offset, length } => {
                 let outcome = if self.is_hit(self.faults.failed_read) {
+                    self.losses += u64::from(offset == SEGMENT);
                     Outcome::Failed(Error::Injected)
                 } else {
                     let mut bytes = vec![0; length];
@@ -253,7 +259,6 @@ impl Machine {
     }
 
     fn sealer(&mut self) -> Rc<Sealer> {
-        assert_eq!(self.volume.state(), State::Open);
         self.sealer.get_or_insert_with(|| Rc::new(self.volume.sealer())).clone()
     }
 

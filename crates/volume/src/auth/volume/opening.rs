@@ -46,6 +46,9 @@ pub(super) struct Recovery {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
+    /// What the journal holds may be in the cache of the storage only; in its place a block must not be written from it
+    /// then.
+    FirstBarrier,
     Headers,
     Data,
     Pages,
@@ -138,16 +141,13 @@ impl<E: Clone> Volume<E> {
             return self.on_open();
         }
         self.phase = Phase::Recovery(Recovery {
-            step: Step::Headers,
+            step: Step::FirstBarrier,
             read: BTreeMap::new(),
             pieces: VecDeque::new(),
             seen: HashSet::new(),
             found: Vec::new(),
         });
-        for half in 0..2 {
-            let offset = self.layout.journal_page_offset(half, 0);
-            self.read_for_opening(offset, self.layout.journal_pages() as usize * PAGE_BYTES);
-        }
+        self.enqueue(Purpose::Opening { offset: 0 }, Todo::Barrier);
     }
 
     fn on_open(&mut self) {
@@ -167,6 +167,14 @@ impl<E: Clone> Volume<E> {
         };
         loop {
             match recovery.step {
+                Step::FirstBarrier => {
+                    recovery.step = Step::Headers;
+                    recovery.read.clear();
+                    for half in 0..2 {
+                        let offset = self.layout.journal_page_offset(half, 0);
+                        self.read_for_opening(offset, self.layout.journal_pages() as usize * PAGE_BYTES);
+                    }
+                }
                 Step::Headers => {
                     recovery.pieces = self.pieces(&recovery.read);
                     recovery.step = Step::Writes;

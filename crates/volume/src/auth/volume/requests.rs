@@ -327,6 +327,7 @@ impl<E: Clone> Volume<E> {
     fn advance_read(&mut self, id: RequestId) {
         let blocks = self.blocks(id);
         if !self.pin_pages(id, blocks.clone()) {
+            self.loading.push(id);
             let request = self.requests.get_mut(&id).expect("the request is active");
             if !std::mem::replace(&mut request.is_fetched, true) {
                 self.actions.push_back(Action::Fetch { id });
@@ -379,7 +380,7 @@ impl<E: Clone> Volume<E> {
         }
         self.touch_groups(&blocks);
         if !self.pin_pages(id, blocks.clone()) {
-            return;
+            return self.loading.push(id);
         }
         let sources: Vec<_> = blocks.map(|block| self.source(block).expect("its page is pinned")).collect();
         if !self.requests[&id].is_examined {
@@ -451,7 +452,7 @@ impl<E: Clone> Volume<E> {
         let (head, _, tail) = self.split_at_groups(&blocks);
         let is_loaded = self.pin_pages(id, head.clone()) & self.pin_pages(id, tail.clone());
         if !is_loaded {
-            return;
+            return self.loading.push(id);
         }
         for page in self.layout.pages_of(&head).chain(self.layout.pages_of(&tail)) {
             if self.cache.peek(page).is_some() && self.open.pages.insert(page) {
@@ -499,7 +500,7 @@ impl<E: Clone> Volume<E> {
     }
 
     /// Pins the pages of those blocks of which pages exist, and queues reads of missing ones. Whether all are here;
-    /// otherwise the request is looked at again when they are.
+    /// otherwise the request has to wait in `loading`.
     fn pin_pages(&mut self, id: RequestId, blocks: Range<u64>) -> bool {
         let mut is_complete = true;
         let mut missing: Option<Range<u64>> = None;
@@ -526,9 +527,6 @@ impl<E: Clone> Volume<E> {
             is_complete &= self.cache.get(page).is_some();
         }
         self.load(missing);
-        if !is_complete {
-            self.loading.push(id);
-        }
         is_complete
     }
 
