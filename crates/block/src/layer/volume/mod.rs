@@ -1,9 +1,11 @@
 //! `volume=luks2|auth`: the plaintext of a sealed volume ([docs/VOLUME.md](../../../../../docs/VOLUME.md)) on the storage
 //! beneath. It is unlocked once, when the medium is opened; each thread's endpoint encrypts and decrypts by itself.
 //!
-//! `open.rs` unlocks; `luks2.rs` is the data path of LUKS2; `areas.rs` the memory for its ciphertext.
+//! `open.rs` unlocks; `luks2.rs` is the data path of LUKS2, `auth/` that of authenticated blocks; `areas.rs` the memory for
+//! ciphertext.
 
 mod areas;
+mod auth;
 mod luks2;
 mod open;
 

@@ -1,0 +1,210 @@
+//! An `auth` volume: the state that its threads share, and the medium.
+//!
+//! [`::volume::auth::Volume`] decides what is read and written, and in which order; it lives in [`Shared`] behind a lock
+//! that is never held while bytes are read, written, encrypted or decrypted. Each thread's endpoint (`endpoint.rs`) takes
+//! the actions that belong to its requests and any operation of the storage; actions for another thread's requests go to
+//! that thread's mailbox, and its loop is woken. `work.rs` has the requests of one thread while they are under way.
+
+mod endpoint;
+#[cfg(test)]
+mod tests;
+mod work;
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use area::{Region, Span};
+use io::{Io, Waker};
+use volume::auth::{Action, BLOCK_BYTES, Failure, Outcome, POOL_SLOTS, ReadError, RequestId, Volume};
+
+use crate::{Endpoint, IoError, IoErrorKind, Medium, OpenError};
+use endpoint::Auth;
+
+type Act = Action<IoError>;
+
+/// Bits of a request's number that count within a seat.
+const SERIAL_BITS: u32 = 40;
+/// Turns that [`Shared::leave`] takes to end what nobody performs any more.
+const LAST_TURNS_MAX: usize = 10_000;
+
+#[derive(Debug)]
+pub(super) struct AuthMedium {
+    inner: Arc<dyn Medium>,
+    shared: Arc<Shared>,
+}
+
+impl AuthMedium {
+    /// `name`: UUID and digest of the key.
+    pub(super) fn new(
+        inner: Arc<dyn Medium>,
+        volume: Volume<IoError>,
+        name: String,
+    ) -> Result<Self, OpenError> {
+        let bytes = POOL_SLOTS as usize * BLOCK_BYTES;
+        let slots = Region::new(bytes, false)
+            .map_err(|error| OpenError::Failed(format!("{bytes} bytes for blocks that wait: {error}")))?;
+        let state = Mutex::new(State { volume, seats: Vec::new() });
+        Ok(Self { inner, shared: Arc::new(Shared { state, slots: Arc::new(slots), name }) })
+    }
+}
+
+impl Medium for AuthMedium {
+    fn attach(&self, io: &mut Io) -> Result<Box<dyn Endpoint>, OpenError> {
+        let inner = self.inner.attach(io)?;
+        Ok(Box::new(Auth::new(io, inner, Arc::clone(&self.shared))?))
+    }
+
+    fn name(&self) -> String {
+        self.inner.name()
+    }
+
+    fn has_failed(&self) -> bool {
+        self.inner.has_failed()
+    }
+
+    fn drop_read_ahead(&self) {
+        self.inner.drop_read_ahead();
+    }
+
+    fn lasting_name(&self) -> Option<String> {
+        Some(format!("{}, volume {}", self.inner.lasting_name()?, self.shared.name))
+    }
+}
+
+/// What the threads of a volume share.
+struct Shared {
+    state: Mutex<State>,
+    /// Slots in which sealed blocks wait; the volume decides who accesses which.
+    slots: Arc<Region>,
+    name: String,
+}
+
+struct State {
+    volume: Volume<IoError>,
+    /// One for each endpoint; `None` once it is gone.
+    seats: Vec<Option<Seat>>,
+}
+
+/// What reaches an endpoint from other threads.
+struct Seat {
+    mail: VecDeque<Act>,
+    waker: Waker,
+    /// Its thread ends; it takes no more operations.
+    is_closing: bool,
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+fn seat_of(id: RequestId) -> usize {
+    (id >> SERIAL_BITS) as usize
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no panic while locked")
+    }
+
+    fn stored(&self) -> Span {
+        Span::stored(Arc::clone(&self.slots))
+    }
+
+    fn enter(&self, waker: Waker) -> usize {
+        let seat = Seat { mail: VecDeque::new(), waker, is_closing: false };
+        let mut state = self.lock();
+        state.seats.push(Some(seat));
+        state.seats.len() - 1
+    }
+
+    /// The endpoint `own` is gone, with `operations` of the storage in flight.
+    fn leave(&self, own: usize, operations: impl IntoIterator<Item = u64>) {
+        let mut state = self.lock();
+        let mail = state.seats[own].take().map(|seat| seat.mail).unwrap_or_default();
+        for id in operations {
+            state.volume.done(id, Outcome::Failed(aborted()));
+        }
+        mail.into_iter().for_each(|action| state.refuse(action));
+        for _ in 0..LAST_TURNS_MAX {
+            let Some(action) = state.volume.poll() else { return };
+            state.hand_over(action);
+        }
+    }
+}
+
+impl State {
+    /// Takes all actions: those for `own`, and operations, go to `mine`.
+    fn poll(&mut self, own: usize, mine: &mut VecDeque<Act>) {
+        if let Some(seat) = &mut self.seats[own] {
+            mine.append(&mut seat.mail);
+        }
+        while let Some(action) = self.volume.poll() {
+            match request_of(&action) {
+                Some(id) if seat_of(id) != own => self.hand_over(action),
+                _ => mine.push_back(action),
+            }
+        }
+    }
+
+    /// Gives an action to the thread that it is for, or, an operation, to any.
+    fn hand_over(&mut self, action: Act) {
+        let seat = match request_of(&action) {
+            Some(id) => self.seats.get_mut(seat_of(id)).and_then(Option::as_mut),
+            None => self.seats.iter_mut().flatten().find(|seat| !seat.is_closing),
+        };
+        match seat {
+            Some(seat) => {
+                seat.mail.push_back(action);
+                seat.waker.wake();
+            }
+            None => self.refuse(action),
+        }
+    }
+
+    /// Answers an action that nobody performs.
+    fn refuse(&mut self, action: Act) {
+        match action {
+            Action::Open { id, .. } => self.volume.opened(id, Err(ReadError::Storage(aborted()))),
+            Action::Examine { id, .. } => self.volume.examined(id, Err(aborted())),
+            Action::Seal { id, .. } => self.volume.sealed(id, Err(aborted())),
+            Action::Operate { id, .. } => self.volume.done(id, Outcome::Failed(aborted())),
+            Action::Fetch { .. } | Action::Complete { .. } => {}
+        }
+    }
+
+    /// Whether another endpoint than `own` goes on.
+    fn has_others(&self, own: usize) -> bool {
+        let others = self.seats.iter().enumerate().filter(|(seat, _)| *seat != own);
+        others.filter_map(|(_, seat)| seat.as_ref()).any(|seat| !seat.is_closing)
+    }
+}
+
+fn request_of(action: &Act) -> Option<RequestId> {
+    match action {
+        Action::Fetch { id }
+        | Action::Open { id, .. }
+        | Action::Examine { id, .. }
+        | Action::Seal { id, .. }
+        | Action::Complete { id, .. } => Some(*id),
+        Action::Operate { .. } => None,
+    }
+}
+
+fn aborted() -> IoError {
+    IoError::new(IoErrorKind::Aborted, "the thread of this request has ended")
+}
+
+/// The error of a request, in this crate's words.
+fn failure(failure: Failure<IoError>) -> IoError {
+    let kind = match &failure {
+        Failure::Storage(error) => return error.clone(),
+        Failure::Unverified { .. } | Failure::Damaged => IoErrorKind::Medium,
+        Failure::ReadOnly => IoErrorKind::ReadOnly,
+        Failure::OutOfRange | Failure::Truncated => IoErrorKind::OutOfRange,
+        Failure::Foreign | Failure::Exhausted => IoErrorKind::Other,
+    };
+    IoError::new(kind, failure.to_string())
+}

@@ -1,0 +1,283 @@
+//! `auth` volumes over memory, alone and under a crash layer, against a model of their contents.
+
+use std::sync::Arc;
+
+use area::{PoolLimits, Span};
+use io::Io;
+use volume::auth::{Cipher, Keys, Layout, Unit, Volume, format};
+
+use super::AuthMedium;
+use crate::layer::{CrashMedium, CrashRule};
+use crate::{
+    Blocking, Completion, Endpoint, IoErrorKind, Kind, Medium, MemoryMedium, Request, Router, close_all, wait_ready,
+};
+
+const SEGMENT: u64 = 16 << 10;
+const STORAGE: u64 = 96 << 20;
+const CIPHERS: [Cipher; 2] = [Cipher::Aes256GcmSiv, Cipher::Aegis256X4];
+const UNITS: [Unit; 2] = [Unit::Bytes512, Unit::Bytes4096];
+const KEY: [u8; 64] = [3; 64];
+const UUID: &str = "00000000-0000-4000-8000-000000000000";
+
+fn layout(cipher: Cipher, unit: Unit) -> Layout {
+    Layout::fitting(cipher, unit, SEGMENT, STORAGE).unwrap()
+}
+
+fn keys(cipher: Cipher, unit: Unit) -> Keys {
+    Keys::new(&KEY, UUID, cipher, unit, SEGMENT)
+}
+
+/// Makes an empty volume of as many blocks as fit, at most `blocks`.
+fn make(medium: &dyn Medium, cipher: Cipher, unit: Unit, blocks: u64) {
+    let mut storage = Blocking::attach(medium).unwrap();
+    let layout = layout(cipher, unit);
+    for (offset, bytes) in format(&layout, &keys(cipher, unit), blocks) {
+        storage.write(offset, &bytes).unwrap();
+    }
+    storage.flush().unwrap();
+}
+
+fn open(inner: &Arc<dyn Medium>, cipher: Cipher, unit: Unit) -> AuthMedium {
+    let mut writer = [0; 16];
+    getrandom::fill(&mut writer).unwrap();
+    let volume = Volume::new(keys(cipher, unit), (cipher, unit, SEGMENT), STORAGE, writer, false).unwrap();
+    AuthMedium::new(Arc::clone(inner), volume, "of a test".to_owned()).unwrap()
+}
+
+struct Rig {
+    io: Io,
+    endpoint: Box<dyn Endpoint>,
+}
+
+impl Rig {
+    fn new(medium: &dyn Medium) -> Self {
+        let mut io = Io::new(PoolLimits::default()).unwrap();
+        let mut endpoint = medium.attach(&mut io).unwrap();
+        wait_ready(&mut io, &mut [&mut *endpoint]).unwrap();
+        Self { io, endpoint }
+    }
+
+    /// All at once; results by id.
+    fn run(&mut self, kinds: Vec<Kind>) -> Vec<Option<IoErrorKind>> {
+        let (mut done, mut events): (Vec<Completion>, _) = (Vec::new(), Vec::new());
+        let count = kinds.len();
+        for (id, kind) in kinds.into_iter().enumerate() {
+            self.endpoint.submit(&mut self.io, Request { id: id as u64, kind }, &mut done);
+        }
+        let mut router = Router::new();
+        router.add_endpoint(&*self.endpoint, ());
+        while done.len() < count {
+            self.io.turn(&mut events).unwrap();
+            for event in events.drain(..) {
+                self.endpoint.on_event(&mut self.io, event, &mut done);
+            }
+        }
+        done.sort_by_key(|completion| completion.id);
+        done.into_iter().map(|completion| completion.result.err().map(|error| error.kind)).collect()
+    }
+
+    fn span(&self, bytes: &[u8]) -> Span {
+        let span = self.io.pool().take(bytes.len()).unwrap();
+        span.fill(0, bytes);
+        span
+    }
+
+    fn read(&mut self, offset: u64, length: usize) -> Result<Vec<u8>, IoErrorKind> {
+        let into = self.io.pool().take(length).unwrap();
+        match self.run(vec![Kind::Read { offset, into: into.clone() }])[0] {
+            None => Ok(into.as_slice().to_vec()),
+            Some(kind) => Err(kind),
+        }
+    }
+
+    fn write(&mut self, offset: u64, bytes: &[u8]) {
+        let from = self.span(bytes);
+        assert_eq!(self.run(vec![Kind::Write { offset, from, durable: false }]), [None]);
+    }
+
+    fn flush(&mut self) {
+        assert_eq!(self.run(vec![Kind::Flush]), [None]);
+    }
+
+    fn close(mut self) {
+        close_all(&mut self.io, &mut [&mut *self.endpoint]);
+        assert!(self.endpoint.is_closed());
+    }
+}
+
+/// SplitMix64.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut value = self.0;
+        value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        value ^ (value >> 31)
+    }
+
+    fn below(&mut self, end: u64) -> u64 {
+        self.next() % end
+    }
+
+    fn bytes(&mut self, length: usize) -> Vec<u8> {
+        let word = self.next();
+        (0..length).map(|at| (word >> (at % 8 * 8)) as u8 ^ (at / 8) as u8).collect()
+    }
+}
+
+fn each(mut check: impl FnMut(Cipher, Unit)) {
+    for cipher in CIPHERS {
+        UNITS.into_iter().for_each(|unit| check(cipher, unit));
+    }
+}
+
+#[test]
+fn what_was_written_in_blocks_of_512_is_read_again_also_after_the_volume_was_closed() {
+    each(|cipher, unit| {
+        let inner: Arc<dyn Medium> = Arc::new(MemoryMedium::new(STORAGE, false).unwrap());
+        let blocks = 2000;
+        make(&*inner, cipher, unit, blocks);
+        let size = blocks * 4096;
+        let mut model = vec![0; size as usize];
+        let mut random = Random(5);
+        for _ in 0..3 {
+            let medium = open(&inner, cipher, unit);
+            let mut rig = Rig::new(&medium);
+            assert_eq!(rig.endpoint.capability().size_bytes, size);
+            for _ in 0..150 {
+                let length = match random.below(4) {
+                    0 => 512 * (1 + random.below(16)),
+                    1 => 4096 * (1 + random.below(4)),
+                    _ => 512 * (1 + random.below(1200)),
+                };
+                let offset = random.below((size - length) / 512) * 512;
+                let range = offset as usize..(offset + length) as usize;
+                match random.below(8) {
+                    0 => {
+                        let zeroes = Kind::WriteZeroes { offset, length, may_unmap: true };
+                        assert_eq!(rig.run(vec![zeroes]), [None]);
+                        model[range].fill(0);
+                    }
+                    1 => rig.flush(),
+                    2 | 3 => {
+                        let now = rig.read(offset, range.len()).unwrap();
+                        assert!(now == model[range], "{cipher:?} {unit:?}: {offset}+{length}");
+                    }
+                    _ => {
+                        let bytes = random.bytes(range.len());
+                        rig.write(offset, &bytes);
+                        model[range].copy_from_slice(&bytes);
+                    }
+                }
+            }
+            for (at, expected) in model.chunks(1 << 20).enumerate() {
+                assert!(rig.read((at as u64) << 20, expected.len()).unwrap() == expected, "{cipher:?} {unit:?}");
+            }
+            rig.close();
+        }
+    });
+}
+
+#[test]
+fn nothing_that_was_changed_beneath_is_handed_out() {
+    each(|cipher, unit| {
+        let inner: Arc<dyn Medium> = Arc::new(MemoryMedium::new(STORAGE, false).unwrap());
+        make(&*inner, cipher, unit, 512);
+        let mut rig = Rig::new(&open(&inner, cipher, unit));
+        rig.write(0, &[7; 16384]);
+        rig.close();
+        let place = layout(cipher, unit).data_offset(1);
+        let mut beneath = Blocking::attach(&*inner).unwrap();
+        let mut block = [0; 4096];
+        beneath.read(place, &mut block).unwrap();
+        block[100] ^= 1;
+        beneath.write(place, &block).unwrap();
+        let mut rig = Rig::new(&open(&inner, cipher, unit));
+        assert_eq!(rig.read(4096, 4096), Err(IoErrorKind::Medium));
+        assert_eq!(rig.read(4608, 512), Err(IoErrorKind::Medium));
+        assert_eq!(rig.read(0, 16384), Err(IoErrorKind::Medium));
+        assert_eq!(rig.read(8192, 4096), Ok(vec![7; 4096]));
+        // A part cannot be merged; the whole block is repaired.
+        let from = rig.span(&[9; 512]);
+        assert_eq!(rig.run(vec![Kind::Write { offset: 4096, from, durable: false }]), [Some(IoErrorKind::Medium)]);
+        rig.write(4096, &[8; 4096]);
+        assert_eq!(rig.read(4096, 4096), Ok(vec![8; 4096]));
+    });
+}
+
+#[test]
+fn what_was_flushed_survives_a_power_cut_and_blocks_hold_no_mixture() {
+    const BLOCKS: u64 = 64;
+    each(|cipher, unit| {
+        for seed in 0..12 {
+            let memory: Arc<dyn Medium> = Arc::new(MemoryMedium::new(STORAGE, false).unwrap());
+            make(&*memory, cipher, unit, BLOCKS);
+            let words = if unit == Unit::Bytes4096 { "never:unit=4096" } else { "never:unit=512" };
+            let rule = CrashRule::parse(&format!("{words}:seed={seed}")).unwrap();
+            let crash = Arc::new(CrashMedium::new(memory, rule));
+            let inner: Arc<dyn Medium> = Arc::clone(&crash) as Arc<dyn Medium>;
+            let mut random = Random(seed);
+            // For each block, the versions that may be read: the last flushed one, and those after it.
+            let mut versions: Vec<Vec<u8>> = vec![vec![0]; BLOCKS as usize];
+            for _ in 0..6 {
+                let mut rig = Rig::new(&open(&inner, cipher, unit));
+                for _ in 0..random.below(40) {
+                    if random.below(6) == 0 {
+                        rig.flush();
+                        versions.iter_mut().for_each(|all| *all = vec![*all.last().unwrap()]);
+                    }
+                    let (block, count) = (random.below(BLOCKS - 3), 1 + random.below(3));
+                    let version = 1 + random.below(250) as u8;
+                    rig.write(block * 4096, &vec![version; count as usize * 4096]);
+                    (block..block + count).for_each(|block| versions[block as usize].push(version));
+                }
+                crash.cut();
+                drop(rig);
+                let mut rig = Rig::new(&open(&inner, cipher, unit));
+                for (block, allowed) in versions.iter_mut().enumerate() {
+                    let now = rig.read(block as u64 * 4096, 4096);
+                    let now = now.unwrap_or_else(|error| panic!("{cipher:?} {unit:?} {seed}: block {block}: {error:?}"));
+                    assert!(now.iter().all(|byte| *byte == now[0]), "{cipher:?} {unit:?} {seed}: a mixture");
+                    assert!(allowed.contains(&now[0]), "{cipher:?} {unit:?} {seed}: {} of {allowed:?}", now[0]);
+                    *allowed = vec![now[0]];
+                }
+                rig.flush();
+            }
+        }
+    });
+}
+
+#[test]
+fn threads_share_a_volume() {
+    const BLOCKS: u64 = 1024;
+    each(|cipher, unit| {
+        let inner: Arc<dyn Medium> = Arc::new(MemoryMedium::new(STORAGE, false).unwrap());
+        make(&*inner, cipher, unit, BLOCKS);
+        let medium = Arc::new(open(&inner, cipher, unit));
+        let threads: Vec<_> = (0..3_u64)
+            .map(|thread| {
+                let medium = Arc::clone(&medium);
+                std::thread::spawn(move || {
+                    let mut rig = Rig::new(&*medium);
+                    let mut random = Random(thread);
+                    for round in 0..60 {
+                        // Every third block is this thread's, and all read their neighbours'.
+                        let block = random.below(BLOCKS / 3) * 3 + thread;
+                        let version = (round % 80 + 80 * thread) as u8;
+                        rig.write(block * 4096, &[version; 4096]);
+                        let now = rig.read(block.saturating_sub(1) * 4096, 8192).unwrap();
+                        let own = &now[if block == 0 { 0..4096 } else { 4096..8192 }];
+                        assert!(own.iter().all(|byte| *byte == version));
+                        assert!(now[..4096].iter().all(|byte| *byte == now[0]));
+                        if round % 9 == 0 {
+                            rig.flush();
+                        }
+                    }
+                })
+            })
+            .collect();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+    });
+}
