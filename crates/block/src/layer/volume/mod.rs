@@ -10,7 +10,7 @@ mod luks2;
 mod open;
 
 pub(super) use open::open;
-pub use open::{Keys, NoKeys, detached, limits, read_error, unlock_error};
+pub use open::{Keys, NoKeys, detached, limits, of_header, read_error, unlock_error};
 
 #[cfg(test)]
 mod tests;

@@ -3,9 +3,11 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use volume::luks2::{self, Header, Place, ReadError, Segment, SegmentKind, UnlockError};
+use volume::auth::{self, BLOCK_BYTES};
+use volume::luks2::{self, AuthCipher, Header, Place, ReadError, Segment, SegmentKind, UnlockError};
 use zeroize::Zeroizing;
 
+use super::auth::AuthMedium;
 use super::luks2::{Luks2Medium, Unlocked};
 use crate::{Blocking, Capability, IoError, Location, Medium, OpenError, OpenOptions, Spec};
 
@@ -64,13 +66,33 @@ pub(in crate::layer) fn open(
         (SegmentKind::Crypt { .. }, _) => Err(OpenError::Refused(
             "the volume has no authenticated blocks; volume=luks2 opens it".to_owned(),
         )),
-        (SegmentKind::Auth { .. }, "auth") => {
-            Err(OpenError::Refused("this release does not open authenticated volumes".to_owned()))
+        (SegmentKind::Auth { cipher, unit_bytes }, "auth") => {
+            fits(&capability, offset_bytes, BLOCK_BYTES as u32)?;
+            let uuid = String::from_utf8_lossy(header.uuid()).into_owned();
+            let (cipher, unit) = of_header(cipher, unit_bytes)?;
+            let keys = auth::Keys::new(unlocked.key.bytes(), &uuid, cipher, unit, offset_bytes);
+            let mut writer = [0; 16];
+            getrandom::fill(&mut writer).map_err(|error| OpenError::Failed(error.to_string()))?;
+            let (storage_bytes, read_only) = (capability.size_bytes, capability.read_only);
+            let volume =
+                auth::Volume::new(keys, (cipher, unit, offset_bytes), storage_bytes, writer, read_only)
+                    .map_err(|error| OpenError::Refused(error.to_string()))?;
+            let name = format!("{uuid} of key {}", unlocked.key.name());
+            Ok(Arc::new(AuthMedium::new(inner, volume, name)?))
         }
         (SegmentKind::Auth { .. }, _) => {
             Err(OpenError::Refused("the volume's blocks are authenticated; volume=auth opens it".to_owned()))
         }
     }
+}
+
+/// The cipher and unit of blocks as the header has them.
+pub fn of_header(cipher: AuthCipher, unit_bytes: u32) -> Result<(auth::Cipher, auth::Unit), OpenError> {
+    let unit = auth::Unit::from_bytes(unit_bytes);
+    let found = auth::Cipher::from_name(cipher.name()).zip(unit);
+    found.ok_or_else(|| {
+        OpenError::Refused(format!("blocks of {}, units of {unit_bytes} bytes", cipher.name()))
+    })
 }
 
 /// The storage of a detached header.

@@ -1,13 +1,17 @@
 //! `volume format`.
 
-use block::{Blocking, OpenOptions};
+use std::sync::Arc;
+
+use block::{Blocking, IoError, Medium, OpenOptions};
 use clap::ValueEnum;
 use job::refusals;
 use serde_json::json;
-use volume::luks2::{self, Format, FormatError, HEADER_AREA_BYTES, SegmentKind};
+use volume::auth::{self, BLOCK_BYTES, Layout, Unit};
+use volume::luks2::{self, AuthCipher, Facts, Format, FormatError, HEADER_AREA_BYTES, Pbkdf, SegmentKind};
 
 use super::{OfVolume, Passphrase, named, pbkdf, random};
 use crate::context::Context;
+use crate::endpoint::Named;
 use crate::error::{Exit, Failure};
 use crate::{output, units};
 
@@ -20,14 +24,18 @@ use crate::{output, units};
 Examples:
   hikyaku volume format /dev/sdx --type luks2
   hikyaku volume format sealed.img,create --data-size 10G --type luks2 --password-file pw
-  hikyaku volume format iscsi://host/iqn.2026-11.example:disks/0 --type luks2 --key-file key")]
+  hikyaku volume format iscsi://host/iqn.2026-11.example:disks/0 --type auth --key-file key")]
 pub(super) struct Args {
     #[command(flatten)]
     of: OfVolume,
 
-    /// luks2: as cryptsetup's, which opens it
+    /// What the volume is to be
     #[arg(long, value_name = "TYPE", value_enum)]
     r#type: Kind,
+
+    /// With --type auth: how blocks are authenticated and encrypted
+    #[arg(long, value_name = "NAME", value_enum, default_value = "aes256-gcm-siv")]
+    cipher: Cipher,
 
     #[command(flatten)]
     passphrase: Passphrase,
@@ -60,9 +68,20 @@ pub(super) struct Args {
     pub(super) json: bool,
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Kind {
+    /// As cryptsetup's, which opens it; a change of the stored bytes is not noticed
     Luks2,
+    /// Every block is authenticated; only hikyaku opens it
+    Auth,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Cipher {
+    #[value(name = "aes256-gcm-siv")]
+    Aes256GcmSiv,
+    #[value(name = "aegis-256x4")]
+    Aegis256X4,
 }
 
 fn parse_sector_size(text: &str) -> Result<u32, String> {
@@ -86,10 +105,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
         (Some(_), Some(_)) => {
             return Err(Failure::usage(ATTEMPTED, text, "--data-size and size= exclude one another"));
         }
-        (Some(bytes), None) => {
-            let header = if args.of.header.is_some() { 0 } else { HEADER_AREA_BYTES };
-            named.set("size", &(bytes.saturating_add(header)).to_string());
-        }
+        (Some(bytes), None) => named.set("size", &size_for(args, bytes)?.to_string()),
         (None, None) if creates => {
             return Err(Failure::usage(ATTEMPTED, text, "the size of the new file is not known")
                 .hint("--data-size SIZE, the size of what the volume is to hold"));
@@ -118,6 +134,9 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
             .map_err(|failure| failure.hint("--force, if that may be overwritten"))?;
     }
     job::close(&mut io, [endpoint]);
+    if args.r#type == Kind::Auth {
+        return auth(context, args, &named, &medium, &secret, &pbkdf);
+    }
     let sector_bytes = args.sector_size.unwrap_or(capability.block_size);
     if sector_bytes < capability.granularity {
         let cause =
@@ -144,14 +163,100 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     let made = luks2::format(&mut storage, &format, &secret, &pbkdf, &mut random);
     let (header, _key) = made.map_err(|error| failure(&text, &error))?;
     let facts = header.facts();
+    let data_bytes = data_bytes - data_bytes % u64::from(sector_bytes);
+    say(context, args, &named, "luks2", &facts, [u64::from(sector_bytes), data_bytes]);
+    Ok(Exit::Done)
+}
+
+/// Bytes of storage for so many bytes of data.
+fn size_for(args: &Args, bytes: u64) -> Result<u64, Failure> {
+    let header = if args.of.header.is_some() { 0 } else { HEADER_AREA_BYTES };
+    match args.r#type {
+        Kind::Luks2 => Ok(bytes.saturating_add(header)),
+        Kind::Auth => {
+            // A new file is kept whole in blocks of 4096 bytes, as its capability says.
+            let blocks = bytes.div_ceil(BLOCK_BYTES as u64);
+            let layout = Layout::new(args.cipher(), Unit::Bytes4096, header, blocks);
+            let failed = |error| Failure::usage(ATTEMPTED, args.of.endpoint.clone(), format!("{error}"));
+            Ok(layout.map_err(failed)?.end())
+        }
+    }
+}
+
+impl Args {
+    fn cipher(&self) -> auth::Cipher {
+        match self.cipher {
+            Cipher::Aes256GcmSiv => auth::Cipher::Aes256GcmSiv,
+            Cipher::Aegis256X4 => auth::Cipher::Aegis256X4,
+        }
+    }
+}
+
+/// A volume of authenticated blocks: its header, then its map and superblock. A cut between leaves a header without a
+/// volume, which is formatted again.
+fn auth(
+    context: &Context,
+    args: &Args,
+    named: &Named,
+    medium: &Arc<dyn Medium>,
+    secret: &[u8],
+    pbkdf: &Pbkdf,
+) -> Result<Exit, Failure> {
+    let text = named.text.clone();
+    let failed = |error: &IoError| Failure::io(ATTEMPTED, text.clone(), error);
+    let refused = |error: String| Failure::refused(ATTEMPTED, text.clone(), error);
+    let mut data =
+        Blocking::attach(&**medium).map_err(|error| Failure::open(ATTEMPTED, text.clone(), &error))?;
+    let capability = data.endpoint().capability().clone();
+    if capability.granularity > BLOCK_BYTES as u32 {
+        return Err(refused(format!("its blocks have {} bytes, more than 4096", capability.granularity)));
+    }
+    let unit_bytes = if capability.physical_block_size >= 4096 { 4096 } else { 512 };
+    let cipher = match args.cipher {
+        Cipher::Aes256GcmSiv => AuthCipher::Aes256GcmSiv,
+        Cipher::Aegis256X4 => AuthCipher::Aegis256X4,
+    };
+    let (ours, unit) = block::layer::volume::of_header(cipher, unit_bytes)
+        .map_err(|error| Failure::open(ATTEMPTED, text.clone(), &error))?;
+    let mut format = Format::new(args.of.place(), SegmentKind::Auth { cipher, unit_bytes });
+    format.label = &args.label;
+    let layout = Layout::fitting(ours, unit, format.data_offset_bytes, capability.size_bytes)
+        .map_err(|error| refused(error.to_string()))?;
+    let blocks = match args.data_size {
+        Some(bytes) => bytes.div_ceil(BLOCK_BYTES as u64).min(layout.capacity),
+        None => layout.capacity,
+    };
+    let made = match &args.of.header {
+        Some(path) => luks2::format(&mut detached(context, path)?, &format, secret, pbkdf, &mut random),
+        None => luks2::format(&mut data, &format, secret, pbkdf, &mut random),
+    };
+    let (header, key) = made.map_err(|error| failure(&text, &error))?;
+    let facts = header.facts();
+    let keys = auth::Keys::new(key.bytes(), &facts.uuid, ours, unit, format.data_offset_bytes);
+    for (offset, bytes) in auth::format(&layout, &keys, blocks) {
+        data.write(offset, &bytes).map_err(|error| failed(&error))?;
+    }
+    data.flush().map_err(|error| failed(&error))?;
+    say(context, args, named, "auth", &facts, [BLOCK_BYTES as u64, blocks * BLOCK_BYTES as u64]);
+    Ok(Exit::Done)
+}
+
+fn say(
+    context: &Context,
+    args: &Args,
+    named: &Named,
+    kind: &str,
+    facts: &Facts,
+    [unit, data_bytes]: [u64; 2],
+) {
     if args.json {
         output::json(&json!({
             "schema": output::SCHEMA,
-            "endpoint": text,
-            "type": "luks2",
+            "endpoint": named.text,
+            "type": kind,
             "uuid": facts.uuid,
-            "sector_bytes": sector_bytes,
-            "data_bytes": data_bytes - data_bytes % u64::from(sector_bytes),
+            "sector_bytes": unit,
+            "data_bytes": data_bytes,
             "data_offset_bytes": facts.segment.offset_bytes,
         }));
     } else {
@@ -161,10 +266,9 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
         let header = header.unwrap_or_default();
         let place = named.without(&["create", "size"]);
         context.remark(&format!(
-            "it opens as {place},volume=luks2{header}; without its header nothing opens it: see hikyaku volume header backup"
+            "it opens as {place},volume={kind}{header}; without its header nothing opens it: see hikyaku volume header backup"
         ));
     }
-    Ok(Exit::Done)
 }
 
 fn failure(text: &str, error: &FormatError<block::IoError>) -> Failure {

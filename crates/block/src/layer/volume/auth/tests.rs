@@ -9,7 +9,8 @@ use volume::auth::{Cipher, Keys, Layout, Unit, Volume, format};
 use super::AuthMedium;
 use crate::layer::{CrashMedium, CrashRule};
 use crate::{
-    Blocking, Completion, Endpoint, IoErrorKind, Kind, Medium, MemoryMedium, Request, Router, close_all, wait_ready,
+    Blocking, Completion, Endpoint, IoErrorKind, Kind, Medium, MemoryMedium, Request, Router, close_all,
+    wait_ready,
 };
 
 const SEGMENT: u64 = 16 << 10;
@@ -173,7 +174,10 @@ fn what_was_written_in_blocks_of_512_is_read_again_also_after_the_volume_was_clo
                 }
             }
             for (at, expected) in model.chunks(1 << 20).enumerate() {
-                assert!(rig.read((at as u64) << 20, expected.len()).unwrap() == expected, "{cipher:?} {unit:?}");
+                assert!(
+                    rig.read((at as u64) << 20, expected.len()).unwrap() == expected,
+                    "{cipher:?} {unit:?}"
+                );
             }
             rig.close();
         }
@@ -201,7 +205,10 @@ fn nothing_that_was_changed_beneath_is_handed_out() {
         assert_eq!(rig.read(8192, 4096), Ok(vec![7; 4096]));
         // A part cannot be merged; the whole block is repaired.
         let from = rig.span(&[9; 512]);
-        assert_eq!(rig.run(vec![Kind::Write { offset: 4096, from, durable: false }]), [Some(IoErrorKind::Medium)]);
+        assert_eq!(
+            rig.run(vec![Kind::Write { offset: 4096, from, durable: false }]),
+            [Some(IoErrorKind::Medium)]
+        );
         rig.write(4096, &[8; 4096]);
         assert_eq!(rig.read(4096, 4096), Ok(vec![8; 4096]));
     });
@@ -238,9 +245,15 @@ fn what_was_flushed_survives_a_power_cut_and_blocks_hold_no_mixture() {
                 let mut rig = Rig::new(&open(&inner, cipher, unit));
                 for (block, allowed) in versions.iter_mut().enumerate() {
                     let now = rig.read(block as u64 * 4096, 4096);
-                    let now = now.unwrap_or_else(|error| panic!("{cipher:?} {unit:?} {seed}: block {block}: {error:?}"));
+                    let now = now.unwrap_or_else(|error| {
+                        panic!("{cipher:?} {unit:?} {seed}: block {block}: {error:?}")
+                    });
                     assert!(now.iter().all(|byte| *byte == now[0]), "{cipher:?} {unit:?} {seed}: a mixture");
-                    assert!(allowed.contains(&now[0]), "{cipher:?} {unit:?} {seed}: {} of {allowed:?}", now[0]);
+                    assert!(
+                        allowed.contains(&now[0]),
+                        "{cipher:?} {unit:?} {seed}: {} of {allowed:?}",
+                        now[0]
+                    );
                     *allowed = vec![now[0]];
                 }
                 rig.flush();
