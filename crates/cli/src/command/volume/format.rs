@@ -271,7 +271,7 @@ fn say(
     }
 }
 
-fn failure(text: &str, error: &FormatError<block::IoError>) -> Failure {
+fn failure(text: &str, error: &FormatError<IoError>) -> Failure {
     match error {
         FormatError::Storage(cause) => Failure::io(ATTEMPTED, text, cause),
         FormatError::TooSmall { .. } => Failure::refused(ATTEMPTED, text, error),
