@@ -61,7 +61,11 @@ pub(super) struct Completed {
 }
 
 pub(super) fn keys(cipher: Cipher, unit: Unit) -> Keys {
-    Keys::new(&VOLUME_KEY, UUID, cipher, unit, SEGMENT)
+    keys_of(cipher, unit, UUID)
+}
+
+pub(super) fn keys_of(cipher: Cipher, unit: Unit, uuid: &str) -> Keys {
+    Keys::new(&VOLUME_KEY, uuid, cipher, unit, SEGMENT)
 }
 
 /// An empty volume with room for `blocks`.
@@ -98,10 +102,15 @@ impl Machine {
         writer[..8].copy_from_slice(&random.next().to_le_bytes());
         let unit = disk.unit;
         let volume = Volume::new(keys(cipher, unit), (cipher, unit, SEGMENT), STORAGE_BYTES, writer, false);
+        Self { random, is_ordered: false, ..Self::of(volume.expect("a volume"), cipher, disk) }
+    }
+
+    /// Drives this volume, in order.
+    pub(super) fn of(volume: Volume<Error>, cipher: Cipher, disk: Disk) -> Self {
         let mut machine = Self {
-            volume: volume.expect("a volume"),
+            volume,
             disk,
-            random,
+            random: Random(1),
             faults: Faults::default(),
             completed: Vec::new(),
             losses: 0,
@@ -111,7 +120,7 @@ impl Machine {
             tasks: Vec::new(),
             pending: HashMap::new(),
             next: 0,
-            is_ordered: false,
+            is_ordered: true,
         };
         machine.poll();
         machine

@@ -1,9 +1,12 @@
 //! Tests of authenticated volumes over a simulated disk that loses power anywhere.
 
+mod costs;
 mod crashes;
 mod disk;
 mod machine;
 mod random;
+mod requests;
+mod tamper;
 
 /// SplitMix64.
 #[derive(Clone, Debug)]
