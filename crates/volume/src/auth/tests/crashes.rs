@@ -330,7 +330,7 @@ fn exhaust(unit: Unit, written: u64, with_discards: bool, seeds: &[u64], one_of:
 
 #[test]
 fn three_first_writes_unit_4096() {
-    exhaust(Unit::Bytes4096, 0, false, &[0, 1, 2, 3, 4], 2);
+    exhaust(Unit::Bytes4096, 0, false, &[0, 1, 2, 3, 4], 5);
 }
 
 #[test]
@@ -355,17 +355,17 @@ fn three_overwrites_and_discards_unit_4096() {
 
 #[test]
 fn three_first_writes_unit_512() {
-    exhaust(Unit::Bytes512, 0, false, &[0, 3], 17);
+    exhaust(Unit::Bytes512, 0, false, &[0, 3], 31);
 }
 
 #[test]
 fn three_overwrites_unit_512() {
-    exhaust(Unit::Bytes512, BLOCKS, false, &[3], 23);
+    exhaust(Unit::Bytes512, BLOCKS, false, &[3], 37);
 }
 
 #[test]
 fn three_overwrites_and_discards_unit_512() {
-    exhaust(Unit::Bytes512, BLOCKS, true, &[3], 41);
+    exhaust(Unit::Bytes512, BLOCKS, true, &[3], 83);
 }
 
 /// Each sector of the block, of its context and of the journal is kept or lost alone, in recovery too.

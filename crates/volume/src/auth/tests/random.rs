@@ -269,7 +269,7 @@ fn run(cipher: Cipher, unit: Unit, seed: u64) {
 const SEEDS: &str = "HIKYAKU_AUTH_SEEDS";
 
 fn run_all(cipher: Cipher, unit: Unit) {
-    let few = if unit == Unit::Bytes512 { 12 } else { 40 };
+    let few = if unit == Unit::Bytes512 { 8 } else { 30 };
     let seeds = std::env::var(SEEDS).map_or(few, |seeds| seeds.parse().expect("a number of seeds"));
     (0..seeds).for_each(|seed| run(cipher, unit, seed));
 }
