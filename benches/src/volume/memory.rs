@@ -30,6 +30,11 @@ enum Kind {
     Luks2 {
         sector: u32,
     },
+    /// Fresh, or over what an earlier copy wrote.
+    Auth {
+        cipher: &'static str,
+        overwrites: bool,
+    },
     /// `qemu-img convert -W -m 8` with its luks driver (LUKS1, aes-256-xts).
     Qemu,
 }
@@ -45,6 +50,26 @@ const ROWS: &[Row] = &[
     Row { name: "plain", kind: Kind::Plain, least: None },
     Row { name: "luks2, sectors of 4096", kind: Kind::Luks2 { sector: 4096 }, least: Some(0.75) },
     Row { name: "luks2, sectors of 512", kind: Kind::Luks2 { sector: 512 }, least: Some(0.65) },
+    Row {
+        name: "auth, AEGIS-256X4",
+        kind: Kind::Auth { cipher: "aegis-256x4", overwrites: false },
+        least: Some(0.70),
+    },
+    Row {
+        name: "auth, AEGIS-256X4, overwriting",
+        kind: Kind::Auth { cipher: "aegis-256x4", overwrites: true },
+        least: Some(0.55),
+    },
+    Row {
+        name: "auth, AES-256-GCM-SIV",
+        kind: Kind::Auth { cipher: "aes256-gcm-siv", overwrites: false },
+        least: Some(0.35),
+    },
+    Row {
+        name: "auth, AES-256-GCM-SIV, overwriting",
+        kind: Kind::Auth { cipher: "aes256-gcm-siv", overwrites: true },
+        least: Some(0.28),
+    },
     Row { name: "qemu-img convert -W -m 8, luks", kind: Kind::Qemu, least: None },
 ];
 
@@ -178,7 +203,11 @@ pub(super) fn measure(bench: &Bench, way: Way) -> Result<Found> {
     for rep in 0..=bench.reps {
         for (row, runs) in ROWS.iter().zip(&mut runs) {
             place.format(bench, row.kind)?;
-            if way == Way::Out {
+            let overwrites = matches!(row.kind, Kind::Auth { overwrites: true, .. });
+            if way == Way::Out && overwrites {
+                continue;
+            }
+            if way == Way::Out || overwrites {
                 run(&mut place.copy(bench, row.kind, Way::In)?, RUN_LIMIT)?.success()?;
             }
             let mut command = place.copy(bench, row.kind, way)?;
@@ -200,7 +229,7 @@ pub(super) fn measure(bench: &Bench, way: Way) -> Result<Found> {
         bench.bytes >> 20
     );
     let (mut rows, mut bars) = (Vec::new(), Vec::new());
-    for (index, row) in ROWS.iter().enumerate() {
+    for (index, row) in ROWS.iter().enumerate().filter(|(index, _)| !runs[*index].is_empty()) {
         let speed = speed(index);
         let cpu = Spread::column(&runs[index], |run| run.cpu_s_per_gb);
         let machine = Spread::column(&runs[index], |run| run.machine_cpu_s_per_gb);
