@@ -108,17 +108,17 @@ impl Place {
         let sealed = self.sealed.path();
         match kind {
             Kind::Plain => Ok(()),
-            Kind::Luks2 { sector } => {
+            Kind::Luks2 { .. } | Kind::Auth { .. } => {
                 let mut command = bench.context.command();
-                command.args(["volume", "format"]).arg(sealed).args(["--type", "luks2", "--force"]);
-                command.args([
-                    "--sector-size",
-                    &sector.to_string(),
-                    "--pbkdf",
-                    "pbkdf2",
-                    "--iter-time",
-                    "10",
-                ]);
+                command.args(["volume", "format"]).arg(sealed);
+                command.args(["--force", "--pbkdf", "pbkdf2", "--iter-time", "10"]);
+                match kind {
+                    Kind::Auth { cipher, .. } => command.args(["--type", "auth", "--cipher", cipher]),
+                    Kind::Luks2 { sector } => {
+                        command.args(["--type", "luks2", "--sector-size", &sector.to_string()])
+                    }
+                    Kind::Plain | Kind::Qemu => unreachable!("the other arms"),
+                };
                 run(command.arg("--password-file").arg(self.password()), RUN_LIMIT)?.success().map(drop)
             }
             Kind::Qemu => {
