@@ -196,10 +196,20 @@ impl Named {
         context: &Context,
         options: &OpenOptions,
     ) -> Result<Arc<dyn Medium>, Failure> {
+        let keys = self.passphrases.keys(&self.text, &self.spec);
+        let keys =
+            &keys.map_err(|cause| Failure::usage("understand the endpoint", self.text.clone(), cause))?;
         let failed = |error: OpenError| {
+            if let Some(failure) = keys.failure() {
+                return failure;
+            }
             let failure = Failure::open(attempted, self.text.clone(), &error);
             let hint = match (&error, self.path()) {
-                (OpenError::Missing(_), Some(path)) => advice::missing(path),
+                (OpenError::Missing(_), Some(path))
+                    if self.spec.get("header").is_none() || !path.exists() =>
+                {
+                    advice::missing(path)
+                }
                 (OpenError::Usage(_), None) => {
                     match advice::lun_after_colon(secret::parts_of(&self.text)[0]) {
                         Some(url) => format!("{url}, if the end of that name was to be the LUN"),
@@ -214,8 +224,6 @@ impl Named {
             };
             failure.hint(hint)
         };
-        let keys = self.passphrases.keys(&self.text, &self.spec);
-        let keys = &keys.map_err(|cause| failed(OpenError::Usage(cause)))?;
         match &self.spec.location {
             Location::Url(url) => {
                 let read_only =

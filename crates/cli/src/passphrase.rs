@@ -59,6 +59,22 @@ impl Source {
             Self::Terminal => ask(asked, is_new),
         }
     }
+
+    /// [`Self::read`] for a passphrase that a volume is to have from now on: it is typed twice, and is not empty.
+    pub(crate) fn read_new(&self, object: &str, asked: &str) -> Result<Secret, Failure> {
+        let secret = self.read(asked, true)?;
+        if !secret.is_empty() {
+            return Ok(secret);
+        }
+        let failure = Failure::usage("use the new passphrase of", object, "it is empty");
+        Err(match self {
+            Self::PasswordFile(path) => {
+                failure.hint(format!("the passphrase is the first line of {}", path.display()))
+            }
+            Self::KeyFile(path) => failure.hint(format!("all bytes of {} are the key", path.display())),
+            Self::Terminal => failure.hint("type at least one character"),
+        })
+    }
 }
 
 fn read(path: &Path, what: &str, bytes_max: usize) -> Result<Secret, Failure> {
@@ -112,7 +128,7 @@ impl Passphrases {
             Some(name) if !is_set(&"volume") => {
                 Err(format!("{name} belongs to a sealed volume; volume=luks2 opens one"))
             }
-            _ => Ok(EndpointKeys { kept: &self.0, text, source }),
+            _ => Ok(EndpointKeys { kept: &self.0, text, source, failure: Mutex::default() }),
         }
     }
 }
@@ -121,6 +137,14 @@ pub(crate) struct EndpointKeys<'a> {
     kept: &'a Mutex<Option<Secret>>,
     text: &'a str,
     source: Source,
+    failure: Mutex<Option<Failure>>,
+}
+
+impl EndpointKeys<'_> {
+    /// Why no passphrase was read, with its exit code and hint: the error of [`Keys::secret`] has only its text.
+    pub(crate) fn failure(&self) -> Option<Failure> {
+        self.failure.lock().expect("no panic while locked").take()
+    }
 }
 
 impl Keys for EndpointKeys<'_> {
@@ -137,7 +161,9 @@ impl Keys for EndpointKeys<'_> {
             eprintln!("no key slot opens with that passphrase");
         }
         let secret = self.source.read(self.text, false).map_err(|failure| {
-            OpenError::Passphrase(format!("{} {}: {}", failure.attempted, failure.object, failure.cause))
+            let cause = failure.cause.clone();
+            *self.failure.lock().expect("no panic while locked") = Some(failure);
+            OpenError::Passphrase(cause)
         })?;
         if self.source == Source::Terminal {
             *kept = Some(secret.clone());

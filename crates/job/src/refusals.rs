@@ -381,6 +381,9 @@ impl<'a> Inspection<'a> {
             Err(refusal) => {
                 let failure = refused(&refusal, from.text(), to.text());
                 self.refusals.push(match refusal {
+                    Refusal::DestinationTooSmall { .. } if to.spec().get("volume").is_some() => {
+                        failure.hint("--size to copy less; or format larger storage, and copy to that volume")
+                    }
                     Refusal::DestinationTooSmall { .. } if to.path().is_some_and(Path::is_file) => {
                         let hint = larger(to.words());
                         failure.hint(hint)

@@ -39,7 +39,9 @@ pub struct Argon2Costs {
 /// Costs outside the bounds of this crate, of Argon2 or of the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CostError {
-    #[error("a key derivation with {bytes} bytes of memory, of which {bytes_max} may be used")]
+    #[error(
+        "a key derivation with {bytes} bytes of memory, of which {bytes_max} may be used; where there is more, `hikyaku volume passwd --pbkdf-memory SIZE` lowers it"
+    )]
     Memory { bytes: u64, bytes_max: u64 },
     #[error("a key derivation of {passes} passes over {memory_kib} KiB of memory, which takes too long")]
     Passes { passes: u32, memory_kib: u32 },

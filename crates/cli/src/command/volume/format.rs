@@ -1,8 +1,9 @@
 //! `volume format`.
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use block::{Blocking, IoError, Medium, OpenOptions};
+use block::{Blocking, Endpoint, IoError, Medium, OpenOptions};
 use clap::ValueEnum;
 use job::refusals;
 use serde_json::json;
@@ -53,7 +54,7 @@ pub(super) struct Args {
     label: String,
 
     /// With create: make a file with room for so much data behind the header
-    #[arg(long, value_name = "SIZE", value_parser = units::parse_size)]
+    #[arg(long, value_name = "SIZE", value_parser = parse_data_size)]
     data_size: Option<u64>,
 
     #[command(flatten)]
@@ -91,6 +92,13 @@ fn parse_sector_size(text: &str) -> Result<u32, String> {
     }
 }
 
+fn parse_data_size(text: &str) -> Result<u64, String> {
+    match units::parse_size(text)? {
+        0..512 => Err("at least one sector, 512 bytes".to_owned()),
+        size => Ok(size),
+    }
+}
+
 const ATTEMPTED: &str = "format";
 
 pub(super) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
@@ -112,30 +120,38 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
         }
         _ => {}
     }
+    if let Some(path) = named.path().filter(|path| !creates && !path.exists()) {
+        let hint = format!("{},create --data-size SIZE makes a new file", path.display());
+        return Err(Failure::failed(ATTEMPTED, text, "it does not exist").hint(hint));
+    }
     if !args.force {
         refusals::spoil_path(&text, &named.spec)?;
     }
-    let secret = args.passphrase.source().read(&text, true)?;
-    if secret.is_empty() {
-        return Err(Failure::usage(ATTEMPTED, text, "the passphrase is empty"));
-    }
+    let secret = args.passphrase.source().read_new(&text, &text)?;
     let pbkdf = args.pbkdf.costs()?;
     let options = OpenOptions { writable: true, request_alignment: 4096, allow_in_use: false };
+    let new = NewFile::of(named.path());
     let medium = named.open_to(ATTEMPTED, context, &options)?;
+    let made = new.opened();
     let mut io = job::event_loop()?;
     let attached = job::attach(&mut io, &medium);
     let mut endpoint = attached.map_err(|error| Failure::open(ATTEMPTED, text.clone(), &error))?;
     let capability = endpoint.capability().clone();
     if capability.read_only {
-        return Err(Failure::refused(ATTEMPTED, text, "it is read-only"));
+        let failure = Failure::refused(ATTEMPTED, text, "it is read-only");
+        return Err(match named.spec.flag("ro") {
+            Ok(true) => failure.hint("leave out ro"),
+            _ => failure,
+        });
     }
     if !args.force {
-        refusals::spoil(&mut io, &text, &mut *endpoint)
-            .map_err(|failure| failure.hint("--force, if that may be overwritten"))?;
+        spoil(&mut io, &text, &mut *endpoint)?;
     }
     job::close(&mut io, [endpoint]);
     if args.r#type == Kind::Auth {
-        return auth(context, args, &named, &medium, &secret, &pbkdf);
+        auth(context, args, &named, &medium, &secret, &pbkdf)?;
+        made.keep();
+        return Ok(Exit::Done);
     }
     let sector_bytes = args.sector_size.unwrap_or(capability.block_size);
     if sector_bytes < capability.granularity {
@@ -154,14 +170,21 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
             units::bytes(capability.size_bytes),
             units::bytes(format.data_offset_bytes)
         );
-        return Err(Failure::refused(ATTEMPTED, text, cause));
+        return Err(Failure::refused(ATTEMPTED, text, cause)
+            .hint("use larger storage, or put the header in a file of its own: --header FILE"));
     }
-    let mut storage = match &args.of.header {
-        Some(path) => detached(context, path)?,
-        None => Blocking::attach(&*medium).map_err(|error| Failure::open(ATTEMPTED, text.clone(), &error))?,
+    let (mut storage, made_header) = match &args.of.header {
+        Some(path) => detached(context, path, args.force)?,
+        None => {
+            let storage = Blocking::attach(&*medium);
+            (storage.map_err(|error| Failure::open(ATTEMPTED, text.clone(), &error))?, MadeFile(None))
+        }
     };
-    let made = luks2::format(&mut storage, &format, &secret, &pbkdf, &mut random);
-    let (header, _key) = made.map_err(|error| failure(&text, &error))?;
+    let written = luks2::format(&mut storage, &format, &secret, &pbkdf, &mut random);
+    let object = args.of.header.as_ref().map_or(text.clone(), |path| path.display().to_string());
+    let (header, _key) = written.map_err(|error| failure(&object, &error))?;
+    made.keep();
+    made_header.keep();
     let facts = header.facts();
     let data_bytes = data_bytes - data_bytes % u64::from(sector_bytes);
     say(context, args, &named, "luks2", &facts, [u64::from(sector_bytes), data_bytes]);
@@ -201,7 +224,7 @@ fn auth(
     medium: &Arc<dyn Medium>,
     secret: &[u8],
     pbkdf: &Pbkdf,
-) -> Result<Exit, Failure> {
+) -> Result<(), Failure> {
     let text = named.text.clone();
     let failed = |error: &IoError| Failure::io(ATTEMPTED, text.clone(), error);
     let refused = |error: String| Failure::refused(ATTEMPTED, text.clone(), error);
@@ -226,19 +249,26 @@ fn auth(
         Some(bytes) => bytes.div_ceil(BLOCK_BYTES as u64).min(layout.capacity),
         None => layout.capacity,
     };
-    let made = match &args.of.header {
-        Some(path) => luks2::format(&mut detached(context, path)?, &format, secret, pbkdf, &mut random),
-        None => luks2::format(&mut data, &format, secret, pbkdf, &mut random),
+    let (mut detached, made_header) = match &args.of.header {
+        Some(path) => {
+            let (storage, made) = detached(context, path, args.force)?;
+            (Some(storage), made)
+        }
+        None => (None, MadeFile(None)),
     };
-    let (header, key) = made.map_err(|error| failure(&text, &error))?;
+    let written =
+        luks2::format(detached.as_mut().unwrap_or(&mut data), &format, secret, pbkdf, &mut random);
+    let object = args.of.header.as_ref().map_or(text.clone(), |path| path.display().to_string());
+    let (header, key) = written.map_err(|error| failure(&object, &error))?;
     let facts = header.facts();
     let keys = auth::Keys::new(key.bytes(), &facts.uuid, ours, unit, format.data_offset_bytes);
     for (offset, bytes) in auth::format(&layout, &keys, blocks) {
         data.write(offset, &bytes).map_err(|error| failed(&error))?;
     }
     data.flush().map_err(|error| failed(&error))?;
+    made_header.keep();
     say(context, args, named, "auth", &facts, [BLOCK_BYTES as u64, blocks * BLOCK_BYTES as u64]);
-    Ok(Exit::Done)
+    Ok(())
 }
 
 fn say(
@@ -271,21 +301,72 @@ fn say(
     }
 }
 
+/// Refuses storage that is known to hold something.
+fn spoil(io: &mut io::Io, text: &str, endpoint: &mut dyn Endpoint) -> Result<(), Failure> {
+    refusals::spoil(io, text, endpoint).map_err(|failure| failure.hint("--force, if that may be overwritten"))
+}
+
 fn failure(text: &str, error: &FormatError<IoError>) -> Failure {
     match error {
         FormatError::Storage(cause) => Failure::io(ATTEMPTED, text, cause),
-        FormatError::TooSmall { .. } => Failure::refused(ATTEMPTED, text, error),
+        FormatError::TooSmall { .. } => {
+            Failure::refused(ATTEMPTED, text, error).hint("name a new file, or one that is large enough")
+        }
         FormatError::Derive(_) => Failure::failed(ATTEMPTED, text, error).hint("a smaller --pbkdf-memory"),
         _ => Failure::usage(ATTEMPTED, text, error.to_string()),
     }
 }
 
 /// A new file for a header, or one that was made for it.
-fn detached(context: &Context, path: &std::path::Path) -> Result<Blocking, Failure> {
+fn detached(context: &Context, path: &Path, force: bool) -> Result<(Blocking, MadeFile), Failure> {
     let text = path.display().to_string();
     let words = if path.exists() { text.clone() } else { format!("{text},create,size={HEADER_AREA_BYTES}") };
     let named = named(context, &words)?;
     let options = OpenOptions { writable: true, request_alignment: 4096, allow_in_use: false };
+    let new = NewFile::of(Some(path));
     let medium = named.open_to("make the header in", context, &options)?;
-    Blocking::attach(&*medium).map_err(|error| Failure::open("make the header in", text, &error))
+    let made = new.opened();
+    if !force {
+        let mut io = job::event_loop()?;
+        let attached = job::attach(&mut io, &medium);
+        let mut endpoint =
+            attached.map_err(|error| Failure::open("make the header in", text.clone(), &error))?;
+        spoil(&mut io, &text, &mut *endpoint)?;
+        job::close(&mut io, [endpoint]);
+    }
+    let storage =
+        Blocking::attach(&*medium).map_err(|error| Failure::open("make the header in", text, &error))?;
+    Ok((storage, made))
+}
+
+/// A file that does not exist yet, if it is one.
+struct NewFile(Option<PathBuf>);
+
+impl NewFile {
+    fn of(path: Option<&Path>) -> Self {
+        Self(path.filter(|path| !path.exists()).map(Path::to_owned))
+    }
+
+    /// The file was made by opening it.
+    fn opened(self) -> MadeFile {
+        MadeFile(self.0)
+    }
+}
+
+/// A file that this command made. It is removed when dropped: a command that fails leaves no new file.
+struct MadeFile(Option<PathBuf>);
+
+impl MadeFile {
+    fn keep(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for MadeFile {
+    fn drop(&mut self) {
+        if let Some(path) = &self.0 {
+            // The failure that ends the command matters more than one of its cleaning up.
+            let _ = std::fs::remove_file(path);
+        }
+    }
 }

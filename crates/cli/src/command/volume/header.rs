@@ -99,7 +99,12 @@ fn backup(context: &Context, args: &BackupArgs) -> Result<Exit, Failure> {
                 to.sync_all()
             },
         );
-    written.map_err(|error| Failure::failed("write the header to", file.clone(), error))?;
+    written.map_err(|error| match error.kind() {
+        std::io::ErrorKind::AlreadyExists => {
+            Failure::refused("write the header to", file.clone(), "it exists").hint("name a new file")
+        }
+        _ => Failure::failed("write the header to", file.clone(), error),
+    })?;
     let uuid = opened.header.facts().uuid;
     if args.json {
         output::json(&json!({

@@ -30,12 +30,12 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
         SegmentKind::Crypt { sector_bytes } => ("luks2", sector_bytes),
         SegmentKind::Auth { .. } => ("auth", 4096),
     };
-    let copies = match facts.copies {
-        Copies::Both => "both",
-        Copies::PrimaryOlder => "both; the primary one is older",
-        Copies::SecondaryOlder => "both; the secondary one is older",
-        Copies::PrimaryOnly => "the primary one only",
-        Copies::SecondaryOnly => "the secondary one only",
+    let (copies, copies_text) = match facts.copies {
+        Copies::Both => ("both", "both"),
+        Copies::PrimaryOlder => ("primary_older", "both; the primary one is older"),
+        Copies::SecondaryOlder => ("secondary_older", "both; the secondary one is older"),
+        Copies::PrimaryOnly => ("primary_only", "the primary one only"),
+        Copies::SecondaryOnly => ("secondary_only", "the secondary one only"),
     };
     if args.json {
         output::json(&json!({
@@ -67,7 +67,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
             let size = facts.segment.size_bytes.map_or("the end".to_owned(), units::bytes);
             format!("from byte {} to {size}", facts.segment.offset_bytes)
         }),
-        ("copies".to_owned(), copies.to_owned()),
+        ("copies".to_owned(), copies_text.to_owned()),
     ];
     rows.extend(facts.slots.iter().map(|slot| (format!("key slot {}", slot.slot), slot_text(slot))));
     rows.extend(facts.tokens.iter().map(|token| (format!("token {}", token.token), token.kind.clone())));

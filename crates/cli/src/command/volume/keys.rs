@@ -121,11 +121,7 @@ impl NewPassphrase {
             (None, Some(path)) => Source::KeyFile(path.clone()),
             (None, None) => Source::Terminal,
         };
-        let secret = source.read(&format!("{text} from now on"), true)?;
-        if secret.is_empty() {
-            return Err(Failure::usage("use the new passphrase of", text, "it is empty"));
-        }
-        Ok(secret)
+        source.read_new(text, &format!("{text} from now on"))
     }
 }
 
