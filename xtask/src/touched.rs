@@ -17,6 +17,7 @@ const FAMILIES_MAX: usize = 6;
 const TABLE: &[(&str, &[&str])] = &[
     ("crates/cli/src/command/watch/", &["watch"]),
     ("crates/cli/src/command/analyze", &["analyze", "json", "messages"]),
+    ("crates/cli/src/command/volume/", &["luks2", "json"]),
     ("crates/cli/", &["cli-contract", "service", "messages", "json"]),
     ("crates/area/src/ring.rs", &["net"]),
     ("crates/confine/", &["attack", "net"]),
@@ -42,6 +43,9 @@ const TABLE: &[(&str, &[&str])] = &[
     ("crates/scsi/", &["conformance", "libiscsi-tools", "xcopy"]),
     ("crates/seal/", &["sealed", "attack"]),
     ("crates/torture/", &["torture", "sim"]),
+    ("crates/volume/", &["luks2"]),
+    ("crates/xts/", &["luks2"]),
+    ("crates/block/src/layer/volume/", &["luks2"]),
     ("testing/fuzz/", &["fuzz"]),
     ("testing/tcp-script/", &["net"]),
     ("testing/sim/", &["sim"]),

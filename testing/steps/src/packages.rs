@@ -41,6 +41,7 @@ const TEST: &[Need] = &[
     need("tmux", &["tmux"]),
     need("util-linux", &["unshare", "nsenter"]),
     need("strace", &["strace"]),
+    need("cryptsetup-bin", &["cryptsetup"]),
     QEMU_ISCSI,
     need("qemu-system-x86", &["qemu-system-x86_64"]),
     file("ipxe-qemu", "/usr/lib/ipxe/qemu/pxe-e1000.rom"),

@@ -24,9 +24,9 @@ const CONFIG: &str = "[server]\n[[target]]\niqn = \"iqn.2026-11.example:disks\"\
                       [[target.portal]]\naddress = \"127.0.0.1:0\"\n";
 
 /// Name, schema, arguments, exit code. `LUN` and `OTHER` stand for two LUNs of one target, `PORTAL` for its address.
-type Row = (&'static str, &'static str, &'static [&'static str], i32);
+type Row<'a> = (&'a str, &'a str, &'a [&'a str], i32);
 
-const ROWS: &[Row] = &[
+const ROWS: &[Row<'_>] = &[
     ("copy", "copy", &["copy", "a.img", "b.img", "--verify", "--manifest", "m"], 0),
     ("copy-to-a-lun", "copy", &["copy", "a.img", "LUN", "--chunk", "64K"], 0),
     (
@@ -174,7 +174,7 @@ fn check_lines(text: &str) -> Result<bool> {
     Ok(is_error)
 }
 
-fn row(context: &Context, place: &Place, (_, schema, arguments, code): Row) -> Result<()> {
+fn row(context: &Context, place: &Place, (_, schema, arguments, code): Row<'_>) -> Result<()> {
     let output = place.run(context, arguments)?.expect(code)?;
     Schema::load(schema)?.check(&output.json()?).with_context(|| output.line.clone())?;
     check_lines(&output.stderr).map(drop)
@@ -233,6 +233,29 @@ fn forget(context: &Context, place: &Place) -> Result<()> {
     demand!(left == format!("other:3260 {KEY}\n"), "{left}")
 }
 
+/// A volume from its making to the removal of a passphrase.
+fn volume(context: &Context, place: &Place) -> Result<()> {
+    private_file(place.path("pw"), "passphrase")?;
+    const CHEAP: [&str; 4] = ["--pbkdf", "pbkdf2", "--iter-time", "1"];
+    let make =
+        ["format", "sealed.img,create", "--data-size", "1M", "--type", "luks2", "--password-file", "pw"];
+    let key = ["sealed.img", "--password-file", "pw", "--new-password-file", "pw"];
+    let argon2 = ["--pbkdf", "argon2id", "--pbkdf-memory", "64K", "--iter-time", "1"];
+    for (schema, arguments) in [
+        ("volume-format", [&make[..], &CHEAP].concat()),
+        ("volume-key", [&["passwd"], &key[..], &CHEAP].concat()),
+        ("volume-key", [&["key", "add"], &key[..], &argon2].concat()),
+        ("volume-info", vec!["info", "sealed.img"]),
+        ("volume-header", vec!["header", "backup", "sealed.img", "header"]),
+        ("volume-key", vec!["key", "remove", "sealed.img", "--slot", "0"]),
+        ("volume-header", vec!["header", "restore", "sealed.img", "header"]),
+    ] {
+        let arguments = [&["volume"], &arguments[..]].concat();
+        row(context, place, ("volume", schema, &arguments, 0))?;
+    }
+    Ok(())
+}
+
 /// The data goes to standard output, so the result is the last line of standard error.
 fn stream(context: &Context, place: &Place) -> Result<()> {
     let script = format!("exec \"$@\" > '{}'", place.path("streamed").display());
@@ -265,6 +288,7 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
     }
     cases.check("copy-to-standard-output", || stream(context, place.get()?));
     cases.check("key-trust-and-forget", || trust(context, place.get()?));
+    cases.check("volume", || volume(context, place.get()?));
     cases.check("key-rotate", || rotate(context, place.get()?));
     cases.check("key-forget-by-a-targets-name", || forget(context, place.get()?));
     for (name, arguments, code) in ERRORS {
@@ -276,7 +300,7 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
     cases.check("demo", || row(context, place.get()?, ("demo", "demo", &["demo", "a.img"], 0)));
     const WAN: [&str; 4] = ["demo", "a.img", "--wan", "5ms,0.1%"];
     cases.check("demo-wan", || row(context, place.get()?, ("demo-wan", "demo", &WAN, 0)));
-    let ciphers: Row = ("bench-ciphers", "bench-ciphers", &["bench", "ciphers"], 0);
+    let ciphers: Row<'_> = ("bench-ciphers", "bench-ciphers", &["bench", "ciphers"], 0);
     cases.check_some(super::FULL_ONLY, ciphers.0, || row(context, place.get()?, ciphers));
     Ok(())
 }

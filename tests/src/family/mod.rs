@@ -19,6 +19,7 @@ mod json;
 mod kernel;
 mod kill;
 mod libiscsi_tools;
+mod luks2;
 mod messages;
 mod mover;
 mod mutants;
@@ -138,6 +139,11 @@ pub const FAMILIES: &[Family] = &[
         .of_any_target(),
     family("sealed", sealed::examine, "sealed sessions attacked on the way, at the door, in masses"),
     family("attack", attack::examine, "ways past the promises of docs/internals/trust.md"),
+    family(
+        "luks2",
+        luks2::examine,
+        "volumes of LUKS2 beside cryptsetup: every byte, keys, backups, refusals, cuts",
+    ),
     family("fuzz", fuzz::examine, "coverage-guided fuzzing of every parser and of sessions"),
     family("mutants", mutants::examine, "defects that the simulator or torture must find").nightly(),
     family("seal-model", seal_model::examine, "the model of SEAL/1's handshake, checked by Verifpal")

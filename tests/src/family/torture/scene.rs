@@ -14,6 +14,7 @@ use crate::files::empty_file;
 use crate::process::Surroundings;
 use crate::relay::Relay;
 use crate::seal::Keys;
+use crate::target::private_file;
 use crate::{Context, Output, Running, free_port, scratch};
 
 pub(super) const BYTES: u64 = 8 << 20;
@@ -43,6 +44,12 @@ pub(crate) enum Disturbance {
     Power,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Opener {
+    Target,
+    Initiator,
+}
+
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Scene {
     pub(crate) name: &'static str,
@@ -52,6 +59,8 @@ pub(crate) struct Scene {
     pub(crate) portable: bool,
     /// The suite of sealed sessions; `None` if plain.
     pub(crate) seal: Option<&'static str>,
+    /// Who opens the sealed volume on the file; `None` if it holds none.
+    pub(crate) volume: Option<Opener>,
     pub(crate) weight: u64,
     pub(crate) expect: i32,
 }
@@ -63,6 +72,7 @@ pub(crate) const KILL: Scene = Scene {
     arguments: &[],
     portable: false,
     seal: None,
+    volume: None,
     weight: 1,
     expect: 0,
 };
@@ -85,6 +95,14 @@ pub(crate) struct Stand {
     port: u16,
     surroundings: Surroundings,
     seal: Option<Seal>,
+    volume: Option<Volume>,
+}
+
+/// A volume on the file of a stand.
+struct Volume {
+    opener: Opener,
+    /// Options of the endpoint that open it.
+    options: String,
 }
 
 /// Keys and suite of sealed sessions.
@@ -114,7 +132,34 @@ impl Stand {
     pub(crate) fn new(surroundings: &Surroundings) -> Result<Self> {
         let dir = scratch()?;
         let file = empty_file(dir.path().join("disk.img"), BYTES)?;
-        Ok(Self { dir, file, port: free_port()?, surroundings: surroundings.clone(), seal: None })
+        Ok(Self {
+            dir,
+            file,
+            port: free_port()?,
+            surroundings: surroundings.clone(),
+            seal: None,
+            volume: None,
+        })
+    }
+
+    /// Makes a volume for `BYTES` of data on the file.
+    fn format(&mut self, context: &Context, opener: Opener) -> Result<()> {
+        const HEADER_BYTES: u64 = 16 << 20;
+        empty_file(&self.file, HEADER_BYTES + BYTES)?;
+        let secret = private_file(self.dir.path().join("pw"), "torture")?;
+        let mut command = self.command(context);
+        command.args(["volume", "format", "--type", "luks2", "--pbkdf", "pbkdf2", "--iter-time", "1"]);
+        command.arg("--password-file").args([&secret, &self.file]);
+        crate::run(&mut command, READY_LIMIT)?.success()?;
+        self.volume =
+            Some(Volume { opener, options: format!(",volume=luks2,password-file={}", secret.display()) });
+        Ok(())
+    }
+
+    /// Options of the volume for an endpoint of `opener`.
+    fn volume_of(&self, opener: Opener) -> &str {
+        let volume = self.volume.as_ref().filter(|volume| volume.opener == opener);
+        volume.map_or("", |volume| &volume.options)
     }
 
     pub(crate) fn command(&self, context: &Context) -> Command {
@@ -127,7 +172,7 @@ impl Stand {
         let mut command = self.command(context);
         command.args(["serve", "--iqn", IQN, "--listen", &self.portal()]);
         command.args(self.seal.iter().flat_map(|seal| &seal.arguments));
-        command.arg(format!("{}{options}", self.file.display()));
+        command.arg(format!("{}{options}{}", self.file.display(), self.volume_of(Opener::Target)));
         let mut running = Running::start(&mut command)?;
         match running.wait_stdout("URL", READY_LIMIT, |text| text.contains('\n').then_some(())) {
             // Clients may reconnect and the power fail before the target has printed anything.
@@ -161,7 +206,7 @@ impl Stand {
     /// URL of the LUN at another portal.
     fn url_at(&self, portal: &str) -> String {
         let options = self.seal.as_ref().map_or("", |seal| &seal.options);
-        format!("iscsi://{portal}/{IQN}/0,{TIMEOUT}{options}")
+        format!("iscsi://{portal}/{IQN}/0,{TIMEOUT}{options}{}", self.volume_of(Opener::Initiator))
     }
 }
 
@@ -177,6 +222,9 @@ pub(crate) fn play(
     surroundings.variables.extend(scene.portable.then(|| ("HIKYAKU_IO", "portable".to_owned())));
     let mut stand = Stand::new(&surroundings)?;
     stand.seal = scene.seal.map(|suite| Seal::new(context, stand.dir.path(), suite)).transpose()?;
+    if let Some(opener) = scene.volume {
+        stand.format(context, opener)?;
+    }
     let options = |rng: &mut StdRng| match scene.disturbance {
         Disturbance::Power => {
             format!("{},crash=every=300:seed={}", scene.options, rng.random_range(0..1_000_000u32))

@@ -1,0 +1,22 @@
+//! Volumes of LUKS2 with cryptsetup as the peer: every byte that one of the two programs encrypted is read by the other.
+
+mod copies;
+mod desk;
+mod durability;
+mod header;
+mod keys;
+mod pairs;
+mod refusals;
+
+use anyhow::Result;
+
+use crate::{Cases, Context};
+
+pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
+    pairs::examine(context, cases);
+    keys::examine(context, cases);
+    copies::examine(context, cases);
+    refusals::examine(context, cases);
+    durability::examine(context, cases);
+    Ok(())
+}
