@@ -291,10 +291,49 @@ fn migration(context: &Context) -> Result<()> {
     page.ends()
 }
 
+/// The page's volume and the one that cryptsetup decrypts hold the same disk.
+fn volumes(context: &Context) -> Result<()> {
+    let holder = crate::scratch()?;
+    let dir = holder.path();
+    // The costs of the passphrases are two seconds on this machine by default.
+    let [format, passwd, add] =
+        ["format", "passwd", "key add"].map(|command| format!("volume {command} $LUN"));
+    let cheap = |command: &str| format!("{command} --iter-time 1 --pbkdf-memory 32M");
+    let places = [
+        (&*format, cheap(&format)),
+        (&*passwd, cheap(&passwd)),
+        (&*add, cheap(&add)),
+        ("80M", (BYTES + (16 << 20)).to_string()),
+        ("HOST", "127.0.0.1".to_owned()),
+        ("3260", free_port()?.to_string()),
+        ("127.0.0.1:3261", "127.0.0.1:0".to_owned()),
+        ("/srv/hikyaku", text(dir)),
+    ];
+    let mut page = Typist::new(context, "volumes", Some(dir), &places, LIMIT)?;
+    let disk = patchy_file(page.path("disk.img"), BYTES, context.seed_for("guides/volumes"))?;
+    page.types("The storage")?;
+    let mut storage = page.starts("The storage")?;
+    is_ready(&mut storage)?;
+    prints(&page.types("The volume")?, "argon2id")?;
+    prints(&page.types("In and out")?, "verified")?;
+    same_file(&disk, &page.path("restored.img"))?;
+    let mut server = page.starts("In and out")?;
+    is_ready(&mut server)?;
+    drop(server);
+    prints(&page.types("Passphrases")?, "the passphrase was removed")?;
+    storage.alive()?;
+    drop(storage);
+    prints(&page.types("Without this program")?, "aes-xts-plain64")?;
+    page.types("Without this program")?;
+    same_file(&disk, &page.path("copy.img"))?;
+    page.ends()
+}
+
 pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
     cases.check("backup", || backup(context));
     cases.check("migrate-tgt-lio", || migration(context));
     cases.check("qemu", || qemu(context));
+    cases.check("volumes", || volumes(context));
     cases.check_some(FULL_ONLY, "libvirt", || libvirt(context));
     Ok(())
 }
