@@ -24,8 +24,8 @@ use crate::{output, units};
 #[command(after_help = "\
 Examples:
   hikyaku volume format /dev/sdx --type luks2
-  hikyaku volume format sealed.img,create --data-size 10G --type luks2 --password-file pw
-  hikyaku volume format iscsi://host/iqn.2026-11.example:disks/0 --type auth --key-file key")]
+  hikyaku volume format a.img,create --data-size 10G --type luks2
+  hikyaku volume format iscsi://host/iqn.../0 --type auth --key-file key")]
 pub(super) struct Args {
     #[command(flatten)]
     of: OfVolume,

@@ -18,7 +18,7 @@ use crate::endpoint::Named;
 use crate::error::{Exit, Failure};
 use crate::passphrase::Source;
 
-/// Make and open volumes that only you can read, on storage of others
+/// Make and open encrypted volumes on storage of others
 ///
 /// What a sealed volume holds is encrypted by this program before it is written; the disk, LUN or file has no key. A volume of type
 /// luks2 is one of LUKS2: cryptsetup opens it, and hikyaku opens cryptsetup's. Every command that takes an endpoint opens the

@@ -27,7 +27,9 @@ pub(crate) enum Kind {
     Pbkdf2,
 }
 
+// Flattened into commands whose group is called Args, too.
 #[derive(Debug, clap::Args)]
+#[group(skip)]
 pub(crate) struct Args {
     /// How the passphrase becomes a key
     #[arg(long, value_name = "KDF", value_enum, default_value = "argon2id")]
