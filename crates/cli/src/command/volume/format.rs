@@ -18,8 +18,8 @@ use crate::{output, units};
 
 /// Make a volume; what the storage holds is lost
 ///
-/// Writes a LUKS2 header of 16 MiB with one key slot. The data itself is not overwritten: what lay there stays there, encrypted by
-/// nobody, until it is written. Refused where something is known to be, unless --force.
+/// Writes a LUKS2 header of 16 MiB with one key slot. The data itself is not overwritten: what lay there stays there,
+/// unencrypted, until it is written. Refused where something is known to be, unless --force.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -256,8 +256,7 @@ fn auth(
         }
         None => (None, MadeFile(None)),
     };
-    let written =
-        luks2::format(detached.as_mut().unwrap_or(&mut data), &format, secret, pbkdf, &mut random);
+    let written = luks2::format(detached.as_mut().unwrap_or(&mut data), &format, secret, pbkdf, &mut random);
     let object = args.of.header.as_ref().map_or(text.clone(), |path| path.display().to_string());
     let (header, key) = written.map_err(|error| failure(&object, &error))?;
     let facts = header.facts();
