@@ -1,6 +1,8 @@
 //! Key derivations of key slots, and the bounds of what they may cost: the parameters of a header are the provider's.
 
 use argon2::{Algorithm, Argon2, Block, Params, Version};
+use rayon::iter::{IndexedParallelIterator as _, IntoParallelIterator as _, ParallelIterator as _};
+use rayon::{ThreadPool, ThreadPoolBuilder};
 use zeroize::Zeroize;
 
 use super::hash::Hash;
@@ -126,12 +128,12 @@ impl Pbkdf {
             Self::Argon2id(costs) => (Algorithm::Argon2id, costs),
         };
         let params = Params::new(costs.memory_kib, costs.passes, costs.lanes, None).expect("checked costs");
-        let mut memory = Memory::new(params.block_count())?;
         // A pool of its own: the threads of rayon's global pool would stay, idle, until the process ends.
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let threads = cores.min(costs.lanes as usize);
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
+        let pool = ThreadPoolBuilder::new().num_threads(threads).build();
         let pool = pool.map_err(|_| DeriveError::Threads)?;
+        let mut memory = Memory::new(params.block_count(), &pool)?;
         let argon2 = Argon2::new(algorithm, Version::V0x13, params);
         pool.install(|| argon2.hash_password_into_with_memory(passphrase, salt, into, &mut memory.0))
             .expect("a salt of 32 bytes, a key of at least 4, and the memory of the costs");
@@ -143,10 +145,11 @@ impl Pbkdf {
 struct Memory(Vec<Block>);
 
 impl Memory {
-    fn new(blocks: usize) -> Result<Self, DeriveError> {
+    /// All threads write their part first: the kernel finds and clears the pages of a GiB in half a second of one core.
+    fn new(blocks: usize, pool: &ThreadPool) -> Result<Self, DeriveError> {
         let mut memory = Vec::new();
         memory.try_reserve_exact(blocks).map_err(|_| DeriveError::Memory(blocks as u64 * KIB))?;
-        memory.resize(blocks, Block::new());
+        pool.install(|| (0..blocks).into_par_iter().map(|_| Block::new()).collect_into_vec(&mut memory));
         Ok(Self(memory))
     }
 }
