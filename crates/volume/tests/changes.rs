@@ -37,18 +37,11 @@ fn the_json_area_is_full() {
             Err(error) => break error,
         }
     };
-    // 12 KiB hold 32 keyslots, by intent of the format.
     assert!(matches!(full, ChangeError::NoFreeSlot) && slots == 32, "{slots}: {full}");
 
-    let mut parameters = small(3);
-    let label = "x".repeat(47);
-    parameters.label = &label;
-    let (mut disk, mut header, key) = made(&parameters, "old", 1);
+    let (mut disk, _, key) = made(&small(3), "old", 1);
     fill_json(&mut disk);
-    header = {
-        drop(header);
-        reread(&mut disk)
-    };
+    let mut header = reread(&mut disk);
     disk.log.clear();
     let full = header.add_key(&mut disk, &key, b"other", &CHEAP, &mut random(2));
     assert!(matches!(full, Err(ChangeError::NoRoomInJson)), "{full:?}");
@@ -102,6 +95,18 @@ fn the_last_keyslot_is_removed_by_force_only() {
     assert!(matches!(error, UnlockError::Refused(Refusal::NoKeyslot)), "{error}");
 }
 
+/// The area that was free when the header was read holds another program's keyslot now: it is not written.
+#[test]
+fn another_program_changed_the_header_before() {
+    let (mut disk, mut stale, key) = made(&small(3), "old", 1);
+    reread(&mut disk).add_key(&mut disk, &key, b"other", &CHEAP, &mut random(2)).unwrap();
+    disk.log.clear();
+    let error = stale.add_key(&mut disk, &key, b"new", &CHEAP, &mut random(3));
+    assert!(matches!(error, Err(ChangeError::Changed)), "{error:?}");
+    assert!(disk.log.is_empty(), "nothing was written");
+    assert_eq!(reread(&mut disk).unlock(&mut disk, b"other", None, &LIMITS).unwrap().slot, 1);
+}
+
 /// A disk on which another program adds a key before the `at`th write.
 struct Contended {
     disk: Disk,
@@ -152,7 +157,7 @@ fn another_program_changes_the_header_meanwhile() {
 #[derive(Debug, PartialEq)]
 struct Broken;
 
-/// A disk whose request number `at` fails, of those that `counts` counts.
+/// A disk on which one write or flush fails, after `left` others.
 struct Failing {
     disk: Disk,
     left: Cell<usize>,
@@ -194,8 +199,7 @@ impl Storage for Failing {
 /// Every write and flush of every operation fails once: the error is reported, and a later attempt succeeds.
 #[test]
 fn errors_of_the_storage_are_reported() {
-    let (disk, mut header, key) = made(&small(4), "old", 1);
-    let mut disk = disk;
+    let (mut disk, mut header, key) = made(&small(4), "old", 1);
     header.add_key(&mut disk, &key, b"other", &CHEAP, &mut random(2)).unwrap();
     let backup = Backup::parse(header.backup(&mut disk).unwrap(), Place::Attached).unwrap();
     let start = disk.bytes;
