@@ -225,6 +225,35 @@ fn a_converted_luks1_header_opens() {
 }
 
 #[test]
+fn a_reencrypted_volume_opens() {
+    let bench = Bench::new();
+    let mut image = bench.image("image", 24 * MIB);
+    bench.cryptsetup(&format!("luksFormat --type luks2 {FAST} --key-file first image"));
+    let before = image.key("first");
+    bench.cryptsetup(&format!(
+        "reencrypt --force-offline-reencrypt --disable-locks {FAST} --key-file first image"
+    ));
+    let after = image.key("first");
+    assert_ne!(after, before);
+    assert_eq!(after.1, bench.volume_key("image", "first"));
+}
+
+#[test]
+fn passphrases_of_any_bytes() {
+    let bench = Bench::new();
+    let secrets = [vec![b'\n'], b"a\0b\r\n".to_vec(), drawn(1000), drawn(8 * MIB)];
+    for secret in secrets {
+        fs::write(bench.path("secret"), &secret).unwrap();
+        let mut image = bench.image("image", 32 * MIB);
+        bench.cryptsetup(&format!("luksFormat --type luks2 {FAST} --key-file secret image"));
+        let unlocked = image.header().unlock(&mut image, &secret, None, &LIMITS).unwrap();
+        let mut header = image.header();
+        header.change_key(&mut image, 0, &unlocked.key, &secret, &CHEAP_ARGON2ID, &mut random(3)).unwrap();
+        assert!(bench.opens("image", "secret"), "{} bytes", secret.len());
+    }
+}
+
+#[test]
 fn our_header_becomes_luks1_and_luks2_again() {
     let bench = Bench::new();
     let (mut image, _) = ours(&bench, "image", &fast(SegmentKind::Crypt { sector_bytes: 512 }), &FAST_OURS);

@@ -506,7 +506,7 @@ fn storage_that_ends_early() {
         (UNIT - 1, Refusal::NotLuks),
         (UNIT, Refusal::Damaged("an end beyond the storage")),
         (COPY_BYTES - UNIT, Refusal::Damaged("an end beyond the storage")),
-        (2 * COPY_BYTES, Refusal::Malformed("a keyslot ends beyond the storage".to_owned())),
+        (2 * COPY_BYTES, Refusal::Truncated),
     ] {
         let mut disk = Disk::new(whole.bytes[..bytes].to_vec());
         assert_eq!(refusal(&mut disk), expected, "{bytes} bytes");

@@ -37,7 +37,7 @@ impl Header {
     /// The bytes of both copies and the keyslot area.
     pub fn backup<S: Storage>(&self, storage: &mut S) -> Result<Vec<u8>, ReadError<S::Error>> {
         if storage.size_bytes() < self.size_bytes() {
-            return Err(Refusal::Malformed("the keyslot area ends beyond the storage".to_owned()).into());
+            return Err(Refusal::Truncated.into());
         }
         let mut bytes = vec![0; self.size_bytes() as usize];
         for (number, request) in bytes.chunks_mut(REQUEST_BYTES as usize).enumerate() {
@@ -52,7 +52,7 @@ impl Backup {
     pub fn parse(mut bytes: Vec<u8>, place: Place) -> Result<Self, Refusal> {
         let header = read(&mut Bytes(&bytes), place).map_err(|ReadError::Refused(refusal)| refusal)?;
         if (bytes.len() as u64) < header.size_bytes() {
-            return Err(Refusal::Malformed("the backup ends within the keyslot area".to_owned()));
+            return Err(Refusal::Truncated);
         }
         bytes.truncate(header.size_bytes() as usize);
         Ok(Self { bytes, header })
@@ -83,14 +83,15 @@ impl Backup {
         };
         let mut header = self.header.clone();
         header.copies = Copies::Both;
-        let newest = present.as_ref().map_or(0, |present| present.binary.seqid);
+        let (newest, present_bytes) =
+            present.as_ref().map_or((0, 0), |present| (present.binary.seqid, present.size_bytes()));
         header.binary.seqid = newest.saturating_add(1).max(header.binary.seqid);
         if let Some(present) = present.filter(|present| present.has_layout_of(&header))
             && let Some(moves) = self.moves(storage, &present).map_err(RestoreError::Storage)?
         {
             return self.restore_beside(storage, header, &moves, present.copies, random);
         }
-        self.restore_over(storage, header, random)
+        self.restore_over(storage, header, present_bytes.max(needed), random)
     }
 
     /// Where each keyslot goes so that no keyslot of `present` is overwritten; `None` without room.
@@ -149,14 +150,16 @@ impl Backup {
         Ok(header)
     }
 
+    /// Copies of a header in the first `erased` bytes are erased first.
     fn restore_over<S: Storage>(
         &self,
         storage: &mut S,
         header: Header,
+        erased: u64,
         random: Random<'_>,
     ) -> Result<Header, RestoreError<S::Error>> {
         let text = header.text().ok_or(RestoreError::NoRoomInJson)?;
-        copies::erase(storage, self.header.size_bytes()).map_err(RestoreError::Storage)?;
+        copies::erase(storage, erased).map_err(RestoreError::Storage)?;
         let Range { start, end } = header.metadata.keyslots;
         for at in (start..end).step_by(REQUEST_BYTES as usize) {
             let request = at..end.min(at + REQUEST_BYTES);

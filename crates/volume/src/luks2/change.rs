@@ -44,14 +44,19 @@ impl NewSlot {
         let mut area_key = Zeroizing::new([0; AREA_KEY_BYTES]);
         pbkdf.derive(passphrase, &salt, &mut *area_key)?;
         let area = seal(key, &*area_key, SPLIT_HASH, random);
-        let mut kdf = json!({ "type": pbkdf.name(), "salt": to_base64(&salt) });
-        let costs = match pbkdf {
-            Pbkdf::Pbkdf2 { hash, iterations } => json!({ "hash": hash.name(), "iterations": iterations }),
-            Pbkdf::Argon2i(costs) | Pbkdf::Argon2id(costs) => {
-                json!({ "time": costs.passes, "memory": costs.memory_kib, "cpus": costs.lanes })
+        let (name, salt) = (pbkdf.name(), to_base64(&salt));
+        let kdf = match pbkdf {
+            Pbkdf::Pbkdf2 { hash, iterations } => {
+                json!({ "type": name, "hash": hash.name(), "iterations": iterations, "salt": salt })
             }
+            Pbkdf::Argon2i(costs) | Pbkdf::Argon2id(costs) => json!({
+                "type": name,
+                "time": costs.passes,
+                "memory": costs.memory_kib,
+                "cpus": costs.lanes,
+                "salt": salt,
+            }),
         };
-        extend(&mut kdf, costs);
         let json = json!({
             "type": "luks2",
             "key_size": key.bytes().len(),
@@ -73,13 +78,6 @@ impl NewSlot {
         storage.write(self.offset, &self.area)?;
         storage.flush()
     }
-}
-
-fn extend(object: &mut Value, members: Value) {
-    let (Value::Object(object), Value::Object(members)) = (object, members) else {
-        unreachable!("both are objects")
-    };
-    object.extend(members);
 }
 
 impl Header {

@@ -20,6 +20,8 @@ pub enum Refusal {
     Damaged(&'static str),
     #[error("the header's JSON is malformed: {0}")]
     Malformed(String),
+    #[error("the storage ends within the header's keyslots")]
+    Truncated,
     #[error("the volume is in re-encryption; `cryptsetup reencrypt` completes it")]
     Reencryption,
     #[error("the header demands {0}, which this version lacks")]
@@ -49,7 +51,7 @@ pub enum Refusal {
     DataInHeader,
     #[error("keyslot {slot}: {cost}")]
     Cost { slot: u8, cost: CostError },
-    #[error("no keyslot for the volume's key is left")]
+    #[error("no usable keyslot for the volume's key is left")]
     NoKeyslot,
 }
 
@@ -95,8 +97,6 @@ pub enum ChangeError<E> {
     /// The header is not the one that was read: another writer changed it. Nothing was written.
     #[error("the header was changed by another program")]
     Changed,
-    #[error("the storage has {size} bytes, of which the header takes {needed}")]
-    TooSmall { size: u64, needed: u64 },
     #[error(transparent)]
     Cost(#[from] CostError),
     #[error(transparent)]

@@ -47,7 +47,7 @@ pub fn read<S: Storage>(storage: &mut S, place: Place) -> Result<Header, ReadErr
         return Err(Refusal::DataInHeader.into());
     }
     if metadata.slots.values().any(|slot| slot.area.end > storage.size_bytes()) {
-        return Err(Refusal::Malformed("a keyslot ends beyond the storage".to_owned()).into());
+        return Err(Refusal::Truncated.into());
     }
     Ok(Header { place, binary, json, metadata, copies })
 }
