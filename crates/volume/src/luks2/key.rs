@@ -3,10 +3,11 @@
 use std::fmt::{self, Debug, Formatter};
 
 use sha2::{Digest as _, Sha256};
+use subtle::ConstantTimeEq as _;
 use zeroize::Zeroizing;
 
 /// The key of a volume's data, 32 or 64 bytes, zeroed when dropped.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone)]
 pub struct VolumeKey(Zeroizing<Vec<u8>>);
 
 impl VolumeKey {
@@ -28,6 +29,15 @@ impl VolumeKey {
         &mut self.0
     }
 }
+
+impl PartialEq for VolumeKey {
+    /// In a time that does not depend on the bytes.
+    fn eq(&self, other: &Self) -> bool {
+        self.0.ct_eq(&other.0).into()
+    }
+}
+
+impl Eq for VolumeKey {}
 
 impl Debug for VolumeKey {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
