@@ -7,7 +7,7 @@
 //!
 //! [`read`] returns a [`Header`]; [`Header::unlock`] returns the [`VolumeKey`]; [`Header::add_key`],
 //! [`Header::change_key`] and [`Header::remove_key`] change the storage and then the value. After an error of a change
-//! the header in memory may differ from the one on the storage: it is read again. [`format`] makes a volume,
+//! the header in memory may differ from the one on the storage: it is read again. [`format()`] makes a volume,
 //! [`Header::backup`] and [`Backup`] keep and restore its header.
 
 mod af;
