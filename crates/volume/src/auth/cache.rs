@@ -6,7 +6,7 @@
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::ops::Range;
 
-use super::context::PageBytes;
+use super::context::ContextPage;
 use super::{CACHE_PAGES_MAX, OPERATION_BYTES_MAX, PAGE_BYTES};
 
 /// Longest run of pages in one operation.
@@ -16,7 +16,7 @@ const LOOKS_MAX: usize = 64;
 
 struct Page {
     /// `None` while the page is read.
-    bytes: Option<PageBytes>,
+    contexts: Option<ContextPage>,
     pins: u32,
     writes: u32,
     /// Used since the last look at it.
@@ -34,22 +34,22 @@ pub(super) struct Cache {
 }
 
 impl Cache {
-    /// The bytes of a page, if it was read.
-    pub(super) fn get(&mut self, page: u64) -> Option<&PageBytes> {
+    /// A page, if it was read.
+    pub(super) fn get(&mut self, page: u64) -> Option<&ContextPage> {
         let page = self.pages.get_mut(&page)?;
         page.is_recent = true;
-        page.bytes.as_ref()
+        page.contexts.as_ref()
     }
 
-    /// The bytes of a page, which leaves its place in the order of eviction unchanged.
-    pub(super) fn peek(&self, page: u64) -> Option<&PageBytes> {
-        self.pages.get(&page)?.bytes.as_ref()
+    /// As [`Self::get`]; the page's place in the order of eviction stays.
+    pub(super) fn peek(&self, page: u64) -> Option<&ContextPage> {
+        self.pages.get(&page)?.contexts.as_ref()
     }
 
-    /// The bytes of a page that is pinned and was read.
-    pub(super) fn pinned(&mut self, page: u64) -> &mut PageBytes {
-        let bytes = self.pages.get_mut(&page).and_then(|page| page.bytes.as_mut());
-        bytes.expect("a page of a batch is pinned")
+    /// A page that is pinned and was read.
+    pub(super) fn pinned(&mut self, page: u64) -> &mut ContextPage {
+        let contexts = self.pages.get_mut(&page).and_then(|page| page.contexts.as_mut());
+        contexts.expect("a page of a batch is pinned")
     }
 
     /// Adds a pin. Returns whether the page must be read: it was neither here nor is it being read.
@@ -62,17 +62,17 @@ impl Cache {
         true
     }
 
-    fn add(&mut self, page: u64, pins: u32, bytes: Option<PageBytes>) {
+    fn add(&mut self, page: u64, pins: u32, contexts: Option<ContextPage>) {
         self.evict();
-        self.pages.insert(page, Page { bytes, pins, writes: 0, is_recent: true });
+        self.pages.insert(page, Page { contexts, pins, writes: 0, is_recent: true });
         self.clock.push_back(page);
     }
 
     /// A page of a group that gets its first block: dirty. What was read of it before does not matter.
-    pub(super) fn create(&mut self, number: u64, bytes: PageBytes) {
+    pub(super) fn create(&mut self, number: u64, contexts: ContextPage) {
         match self.pages.get_mut(&number) {
-            Some(page) => page.bytes = Some(bytes),
-            None => self.add(number, 0, Some(bytes)),
+            Some(page) => page.contexts = Some(contexts),
+            None => self.add(number, 0, Some(contexts)),
         }
         self.dirty.insert(number);
     }
@@ -84,15 +84,15 @@ impl Cache {
     }
 
     /// A page was read. It counts unless the page was created meanwhile.
-    pub(super) fn fill(&mut self, page: u64, bytes: PageBytes) {
+    pub(super) fn fill(&mut self, page: u64, contexts: ContextPage) {
         if let Some(page) = self.pages.get_mut(&page) {
-            page.bytes.get_or_insert(bytes);
+            page.contexts.get_or_insert(contexts);
         }
     }
 
     /// Drops a page that could not be read, with its pins.
     pub(super) fn forget(&mut self, page: u64) {
-        if self.pages.get(&page).is_some_and(|page| page.bytes.is_none()) {
+        if self.pages.get(&page).is_some_and(|page| page.contexts.is_none()) {
             self.pages.remove(&page);
             self.clock.retain(|other| *other != page);
         }
@@ -149,7 +149,7 @@ impl Cache {
             let Some(number) = self.clock.pop_front() else { return };
             let page = self.pages.get_mut(&number).expect("pages on the clock are here");
             let stays =
-                page.pins > 0 || page.writes > 0 || page.bytes.is_none() || self.dirty.contains(&number);
+                page.pins > 0 || page.writes > 0 || page.contexts.is_none() || self.dirty.contains(&number);
             if stays || page.is_recent {
                 page.is_recent = false;
                 self.clock.push_back(number);

@@ -103,115 +103,118 @@ pub(super) enum Pair {
     Invalid,
 }
 
-/// The tags of unwritten blocks of a page.
-pub(super) struct Unwritten([u8; PAGE_BYTES / 32 * TAG_BYTES]);
+/// Most blocks of a page: of each there is a bit.
+const PAIRS_MAX: usize = PAGE_BYTES / 64;
 
-impl Unwritten {
-    pub(super) fn of_page(keys: &EpochKeys, page: u64) -> Self {
-        let mut hasher = blake3::Hasher::new_keyed(&keys.unwritten);
-        hasher.update(&page.to_le_bytes());
-        let mut tags = [0; PAGE_BYTES / 32 * TAG_BYTES];
-        hasher.finalize_xof().fill(&mut tags);
-        Self(tags)
+/// The bytes of a page, and which of its blocks are unwritten.
+pub(super) struct ContextPage {
+    bytes: Box<[u8; PAGE_BYTES]>,
+    unwritten: u64,
+}
+
+const _: () = assert!(PAIRS_MAX <= u64::BITS as usize);
+
+impl ContextPage {
+    /// Page `number` of blocks that were never written.
+    pub(super) fn unwritten(cipher: Cipher, keys: &EpochKeys, number: u64) -> Self {
+        let mut page = Self { bytes: Box::new([0; PAGE_BYTES]), unwritten: 0 };
+        let tags = unwritten_tags(keys, number);
+        for (index, tag) in tags.iter().enumerate().take(cipher.blocks_per_page()) {
+            page.put_unwritten(cipher, index, tag);
+        }
+        page
     }
 
-    fn tag(&self, index: usize) -> &[u8] {
-        &self.0[index * TAG_BYTES..][..TAG_BYTES]
+    /// Page `number` as it is in storage.
+    pub(super) fn parse(cipher: Cipher, keys: &EpochKeys, number: u64, bytes: &[u8; PAGE_BYTES]) -> Self {
+        let mut page = Self { bytes: Box::new(*bytes), unwritten: 0 };
+        let mut tags = None;
+        for index in 0..cipher.blocks_per_page() {
+            let (first, second) = page.slots(cipher, index);
+            let (zero, tag) = first.split_at(cipher.slot_bytes() - TAG_BYTES);
+            if is_zero(zero) && is_zero(second) && !is_zero(tag) {
+                let tags = tags.get_or_insert_with(|| unwritten_tags(keys, number));
+                page.unwritten |= u64::from(keys::is_equal(tag, &tags[index])) << index;
+            }
+        }
+        page
+    }
+
+    pub(super) fn bytes(&self) -> &[u8; PAGE_BYTES] {
+        &self.bytes
+    }
+
+    fn slots(&self, cipher: Cipher, index: usize) -> (&[u8], &[u8]) {
+        let pair = &self.bytes[cipher.pair_offset(index)..][..2 * cipher.slot_bytes()];
+        pair.split_at(cipher.slot_bytes())
+    }
+
+    fn slots_mut(&mut self, cipher: Cipher, index: usize) -> (&mut [u8], &mut [u8]) {
+        let pair = &mut self.bytes[cipher.pair_offset(index)..][..2 * cipher.slot_bytes()];
+        pair.split_at_mut(cipher.slot_bytes())
+    }
+
+    /// The pair of the block that is the `index`th of the page.
+    pub(super) fn pair(&self, cipher: Cipher, index: usize) -> Pair {
+        if self.unwritten >> index & 1 == 1 {
+            return Pair::Unwritten;
+        }
+        let (first, second) = self.slots(cipher, index);
+        let (left, right) = (Context::parse(cipher, first), Context::parse(cipher, second));
+        match (left.is_version(), right.is_version()) {
+            (true, true) if right.generation.is_after(left.generation) => Pair::Two(right, left),
+            (true, true) => Pair::Two(left, right),
+            (true, false) if is_zero(second) => Pair::One(left),
+            (false, true) if is_zero(first) => Pair::One(right),
+            _ => Pair::Invalid,
+        }
+    }
+
+    /// Makes `context` the only version of the block.
+    pub(super) fn set_only(&mut self, cipher: Cipher, index: usize, context: &Context) {
+        self.unwritten &= !(1 << index);
+        let (first, second) = self.slots_mut(cipher, index);
+        context.emit(cipher, first);
+        second.fill(0);
+    }
+
+    /// Adds `context` in the slot that does not hold the version `kept`.
+    pub(super) fn set_beside(
+        &mut self,
+        cipher: Cipher,
+        index: usize,
+        context: &Context,
+        kept: Option<Generation>,
+    ) {
+        let (first, second) = self.slots_mut(cipher, index);
+        let is_kept = kept == Some(Context::parse(cipher, first).generation);
+        context.emit(cipher, if is_kept { second } else { first });
+    }
+
+    pub(super) fn set_unwritten(&mut self, cipher: Cipher, keys: &EpochKeys, number: u64, index: usize) {
+        let tags = unwritten_tags(keys, number);
+        self.put_unwritten(cipher, index, &tags[index]);
+    }
+
+    fn put_unwritten(&mut self, cipher: Cipher, index: usize, tag: &[u8]) {
+        self.unwritten |= 1 << index;
+        let (first, second) = self.slots_mut(cipher, index);
+        second.fill(0);
+        let (zero, place) = first.split_at_mut(cipher.slot_bytes() - TAG_BYTES);
+        zero.fill(0);
+        place.copy_from_slice(tag);
     }
 }
 
-fn unwritten_tag(keys: &EpochKeys, page: u64, index: usize) -> [u8; TAG_BYTES] {
+fn is_zero(bytes: &[u8]) -> bool {
+    bytes.iter().all(|byte| *byte == 0)
+}
+
+/// The tags of unwritten blocks of a page.
+fn unwritten_tags(keys: &EpochKeys, page: u64) -> [[u8; TAG_BYTES]; PAIRS_MAX] {
     let mut hasher = blake3::Hasher::new_keyed(&keys.unwritten);
     hasher.update(&page.to_le_bytes());
-    let mut reader = hasher.finalize_xof();
-    reader.set_position((index * TAG_BYTES) as u64);
-    let mut tag = [0; TAG_BYTES];
-    reader.fill(&mut tag);
-    tag
-}
-
-/// A page of contexts, as its bytes in storage.
-pub(super) type PageBytes = Box<[u8; PAGE_BYTES]>;
-
-/// A page of blocks that were never written.
-pub(super) fn unwritten_page(cipher: Cipher, keys: &EpochKeys, page: u64) -> PageBytes {
-    let mut bytes = Box::new([0; PAGE_BYTES]);
-    let tags = Unwritten::of_page(keys, page);
-    for index in 0..cipher.blocks_per_page() {
-        let end = cipher.pair_offset(index) + cipher.slot_bytes();
-        bytes[end - TAG_BYTES..end].copy_from_slice(tags.tag(index));
-    }
-    bytes
-}
-
-fn slots(cipher: Cipher, bytes: &[u8; PAGE_BYTES], index: usize) -> (&[u8], &[u8]) {
-    let pair = &bytes[cipher.pair_offset(index)..][..2 * cipher.slot_bytes()];
-    pair.split_at(cipher.slot_bytes())
-}
-
-fn slots_mut(cipher: Cipher, bytes: &mut [u8; PAGE_BYTES], index: usize) -> (&mut [u8], &mut [u8]) {
-    let pair = &mut bytes[cipher.pair_offset(index)..][..2 * cipher.slot_bytes()];
-    pair.split_at_mut(cipher.slot_bytes())
-}
-
-/// The pair of the block that is the `index`th of page `page`.
-pub(super) fn pair(
-    cipher: Cipher,
-    keys: &EpochKeys,
-    page: u64,
-    bytes: &[u8; PAGE_BYTES],
-    index: usize,
-) -> Pair {
-    let (first, second) = slots(cipher, bytes, index);
-    let is_void = |slot: &[u8]| slot.iter().all(|byte| *byte == 0);
-    let (left, right) = (Context::parse(cipher, first), Context::parse(cipher, second));
-    match (left.is_version(), right.is_version()) {
-        (true, true) if right.generation.is_after(left.generation) => Pair::Two(right, left),
-        (true, true) => Pair::Two(left, right),
-        (true, false) if is_void(second) => Pair::One(left),
-        (false, true) if is_void(first) => Pair::One(right),
-        (false, false) if is_void(second) && is_unwritten(cipher, keys, page, first, index) => {
-            Pair::Unwritten
-        }
-        _ => Pair::Invalid,
-    }
-}
-
-fn is_unwritten(cipher: Cipher, keys: &EpochKeys, page: u64, slot: &[u8], index: usize) -> bool {
-    let (zero, tag) = slot.split_at(cipher.slot_bytes() - TAG_BYTES);
-    zero.iter().all(|byte| *byte == 0) && keys::is_equal(tag, &unwritten_tag(keys, page, index))
-}
-
-/// Makes `context` the only version of the block.
-pub(super) fn set_only(cipher: Cipher, bytes: &mut [u8; PAGE_BYTES], index: usize, context: &Context) {
-    let (first, second) = slots_mut(cipher, bytes, index);
-    context.emit(cipher, first);
-    second.fill(0);
-}
-
-/// Adds `context` in the slot that does not hold the version `kept`.
-pub(super) fn set_beside(
-    cipher: Cipher,
-    bytes: &mut [u8; PAGE_BYTES],
-    index: usize,
-    context: &Context,
-    kept: Option<Generation>,
-) {
-    let (first, second) = slots_mut(cipher, bytes, index);
-    let is_kept = |slot: &[u8]| kept == Some(Context::parse(cipher, slot).generation);
-    if is_kept(first) { context.emit(cipher, second) } else { context.emit(cipher, first) }
-}
-
-pub(super) fn set_unwritten(
-    cipher: Cipher,
-    keys: &EpochKeys,
-    page: u64,
-    bytes: &mut [u8; PAGE_BYTES],
-    index: usize,
-) {
-    let (first, second) = slots_mut(cipher, bytes, index);
-    second.fill(0);
-    let (zero, tag) = first.split_at_mut(cipher.slot_bytes() - TAG_BYTES);
-    zero.fill(0);
-    tag.copy_from_slice(&unwritten_tag(keys, page, index));
+    let mut tags = [[0; TAG_BYTES]; PAIRS_MAX];
+    hasher.finalize_xof().fill(tags.as_flattened_mut());
+    tags
 }

@@ -495,7 +495,7 @@ impl<E: Clone> Volume<E> {
             Todo::Pages(pages) => {
                 let offset = self.layout.page_offset(pages.start);
                 let pages = pages.map(|page| self.cache.peek(page).expect("a page being written stays"));
-                Operation::Write { offset, bytes: pages.flat_map(|bytes| bytes.iter().copied()).collect() }
+                Operation::Write { offset, bytes: pages.flat_map(|page| *page.bytes()).collect() }
             }
             Todo::MapPage(page) => {
                 let bytes = self.initialised.emit_page(&self.epoch, page).to_vec();

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 
-use super::super::context;
+use super::super::context::ContextPage;
 use super::super::journal;
 use super::super::map::Groups;
 use super::super::{BLOCK_BYTES, Layout, OPERATION_BYTES_MAX, PAGE_BYTES, Superblock, Unit};
@@ -263,16 +263,21 @@ impl<E: Clone> Volume<E> {
     }
 
     fn write_entries(&mut self, recovery: &mut Recovery) {
-        let mut pages: BTreeMap<u64, Vec<u8>> = std::mem::take(&mut recovery.read);
+        let cipher = self.layout.cipher;
+        let mut pages = BTreeMap::new();
+        for (offset, bytes) in std::mem::take(&mut recovery.read) {
+            let page = (offset - self.layout.page_offset(0)) / PAGE_BYTES as u64;
+            let bytes = bytes.first_chunk().expect("a page was read");
+            pages.insert(page, ContextPage::parse(cipher, &self.epoch, page, bytes));
+        }
         for (block, context, data) in recovery.found.drain(..) {
-            let offset = self.layout.page_offset(self.layout.page_of(block));
-            let bytes = pages.get_mut(&offset).and_then(|bytes| bytes.first_chunk_mut());
-            let bytes = bytes.expect("the page was read");
-            context::set_only(self.layout.cipher, bytes, self.layout.index_in_page(block), &context);
+            let contexts = pages.get_mut(&self.layout.page_of(block)).expect("the page was read");
+            contexts.set_only(cipher, self.layout.index_in_page(block), &context);
             let offset = self.layout.data_offset(block);
             self.enqueue(Purpose::Opening { offset }, Todo::Bytes { offset, bytes: data });
         }
-        for (offset, bytes) in pages {
+        for (page, contexts) in pages {
+            let (offset, bytes) = (self.layout.page_offset(page), contexts.bytes().to_vec());
             self.enqueue(Purpose::Opening { offset }, Todo::Bytes { offset, bytes });
         }
     }

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::super::batch::Entry;
 use super::super::cache::RUN_PAGES_MAX;
-use super::super::context::{self, Pair};
+use super::super::context::{ContextPage, Pair};
 use super::super::layout::PAGES_PER_GROUP;
 use super::super::{
     BATCH_PAGES_MAX, BLOCK_BYTES, DISCARDS_MAX, FRESH_BLOCKS_MAX, FRESH_PAGES_MAX, PAGE_BYTES,
@@ -199,7 +199,7 @@ impl<E: Clone> Volume<E> {
         let page = self.layout.page_of(block);
         if self.pending.contains(&self.layout.group_of(block)) {
             let index = self.layout.index_in_page(block);
-            context::set_only(self.layout.cipher, self.cache.pinned(page), index, &context);
+            self.cache.pinned(page).set_only(self.layout.cipher, index, &context);
             self.cache.set_dirty(page);
         } else {
             self.open.fresh.insert(block, context);
@@ -493,8 +493,8 @@ impl<E: Clone> Volume<E> {
                 continue;
             }
             for page in group * PAGES_PER_GROUP..(group + 1) * PAGES_PER_GROUP {
-                let bytes = context::unwritten_page(self.layout.cipher, &self.epoch, page);
-                self.cache.create(page, bytes);
+                let contexts = ContextPage::unwritten(self.layout.cipher, &self.epoch, page);
+                self.cache.create(page, contexts);
             }
         }
     }
@@ -541,8 +541,8 @@ impl<E: Clone> Volume<E> {
         match outcome {
             Outcome::Read(bytes) => {
                 for (page, bytes) in pages.clone().zip(bytes.chunks_exact(PAGE_BYTES)) {
-                    let bytes = Box::new(bytes.try_into().expect("a page"));
-                    self.cache.fill(page, bytes);
+                    let bytes = bytes.try_into().expect("a page");
+                    self.cache.fill(page, ContextPage::parse(self.layout.cipher, &self.epoch, page, bytes));
                 }
                 self.ready.append(&mut std::mem::take(&mut self.loading).into());
             }
@@ -614,9 +614,7 @@ impl<E: Clone> Volume<E> {
         if !self.initialised.contains(group) && !self.pending.contains(&group) {
             return Some(Source::Zeroes);
         }
-        let page = self.layout.page_of(block);
-        let bytes = self.cache.peek(page)?;
-        Some(match self.pair(page, bytes, block) {
+        Some(match self.pair(block)? {
             Pair::Unwritten => Source::Zeroes,
             Pair::Invalid => Source::Invalid,
             Pair::One(context) => return stored(context),
@@ -627,8 +625,10 @@ impl<E: Clone> Volume<E> {
         })
     }
 
-    pub(super) fn pair(&self, page: u64, bytes: &[u8; PAGE_BYTES], block: u64) -> Pair {
-        context::pair(self.layout.cipher, &self.epoch, page, bytes, self.layout.index_in_page(block))
+    /// The contexts of a block. `None` if its page is not in memory.
+    pub(super) fn pair(&self, block: u64) -> Option<Pair> {
+        let contexts = self.cache.peek(self.layout.page_of(block))?;
+        Some(contexts.pair(self.layout.cipher, self.layout.index_in_page(block)))
     }
 }
 

@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use super::super::batch::{Batch, Entry};
 use super::super::cache::RUN_PAGES_MAX;
-use super::super::context::{self, Pair};
+use super::super::context::Pair;
 use super::super::layout::PAGES_PER_GROUP;
 use super::super::{
     BATCH_PAGES_MAX, DISCARDS_MAX, FRESH_BLOCKS_MAX, FRESH_PAGES_MAX, OPERATION_BYTES_MAX, PAGE_BYTES,
@@ -145,9 +145,9 @@ impl<E: Clone> Volume<E> {
         for (block, entry) in &round.batch.entries {
             let (block, entry) = (*block, *entry);
             let (page, index) = (self.layout.page_of(block), self.layout.index_in_page(block));
-            let pair = self.pair(page, self.cache.peek(page).expect("a page of a batch is pinned"), block);
+            let pair = self.pair(block).expect("a page of a batch is pinned");
             if round.setting.contains(&self.layout.group_of(block)) {
-                context::set_only(cipher, self.cache.pinned(page), index, &entry.context);
+                self.cache.pinned(page).set_only(cipher, index, &entry.context);
                 self.cache.set_dirty(page);
                 slots.add(self.layout.data_offset(block), entry.slot);
             } else if pair == Pair::Unwritten {
@@ -157,7 +157,7 @@ impl<E: Clone> Volume<E> {
                 moved.push((block, entry));
             } else {
                 if self.layout.unit == Unit::Bytes4096 {
-                    context::set_beside(cipher, self.cache.pinned(page), index, &entry.context, entry.base);
+                    self.cache.pinned(page).set_beside(cipher, index, &entry.context, entry.base);
                     pages.insert(page);
                 }
                 round.overwritten.push((block, entry));
@@ -270,7 +270,7 @@ impl<E: Clone> Volume<E> {
         let journaled = journaled.map(|(block, entry)| (*block, entry.context));
         for (block, context) in journaled.chain(round.batch.fresh.iter().map(|(b, c)| (*b, *c))) {
             let (page, index) = (self.layout.page_of(block), self.layout.index_in_page(block));
-            context::set_only(cipher, self.cache.pinned(page), index, &context);
+            self.cache.pinned(page).set_only(cipher, index, &context);
             pages.insert(page);
         }
         for (block, entry) in &round.overwritten {
@@ -318,11 +318,9 @@ impl<E: Clone> Volume<E> {
         for block in head.chain(tail) {
             let (page, index) = (self.layout.page_of(block), self.layout.index_in_page(block));
             // A page that is not here was created after the discard: the block is unwritten there.
-            let is_written =
-                self.cache.peek(page).is_some_and(|bytes| self.pair(page, bytes, block) != Pair::Unwritten);
+            let is_written = self.pair(block).is_some_and(|pair| pair != Pair::Unwritten);
             if is_written && self.initialised.contains(page / PAGES_PER_GROUP) {
-                let bytes = self.cache.pinned(page);
-                context::set_unwritten(self.layout.cipher, &self.epoch, page, bytes, index);
+                self.cache.pinned(page).set_unwritten(self.layout.cipher, &self.epoch, page, index);
                 pages.insert(page);
             }
         }
