@@ -177,6 +177,18 @@ impl Layout {
         self.segment + copy * PAGE_BYTES as u64
     }
 
+    /// The bytes of the map.
+    pub fn map(&self) -> Range<u64> {
+        self.map..self.contexts
+    }
+
+    /// The bytes of the pair of contexts of a block.
+    pub fn pair(&self, block: u64) -> Range<u64> {
+        let offset =
+            self.page_offset(self.page_of(block)) + self.cipher.pair_offset(self.index_in_page(block)) as u64;
+        offset..offset + 2 * self.cipher.slot_bytes() as u64
+    }
+
     pub fn data_offset(&self, block: u64) -> u64 {
         self.data + block * BLOCK_BYTES as u64
     }

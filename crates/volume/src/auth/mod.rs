@@ -16,8 +16,6 @@ mod map;
 mod pool;
 mod sealer;
 mod superblock;
-#[cfg(test)]
-mod tests;
 mod turns;
 mod volume;
 

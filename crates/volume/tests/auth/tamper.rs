@@ -3,7 +3,7 @@
 use super::Random;
 use super::disk::{Disk, Image};
 use super::machine::{Machine, SEGMENT, STORAGE_BYTES, formatted, keys, keys_of};
-use crate::auth::{
+use volume::auth::{
     BLOCK_BYTES, Cipher, Failure, Layout, PAGE_BYTES, Request, SECTOR_BYTES, State, Unit, Volume, format,
 };
 
@@ -106,8 +106,9 @@ fn bits_flipped_anywhere() {
     for (cipher, unit) in KINDS {
         let (image, layout) = (written(cipher, unit), layout(cipher, unit));
         let mut ranges =
-            vec![(layout.superblock(0), 512), (layout.superblock(1), 512), (layout.map_offset(0), 512)];
-        ranges.extend((0..2).map(|page| (layout.page_offset(page), PAGE_BYTES as u64)));
+            vec![(layout.superblock(0), 512), (layout.superblock(1), 512), (layout.map().start, 512)];
+        ranges
+            .extend((0..2).map(|page| (layout.pair(0).start + page * PAGE_BYTES as u64, PAGE_BYTES as u64)));
         ranges.extend(
             [0, 3, WRITTEN - 1, WRITTEN].map(|block| (layout.data_offset(block), BLOCK_BYTES as u64)),
         );
@@ -118,7 +119,7 @@ fn bits_flipped_anywhere() {
                 flip(&mut changed, offset, bit);
                 let failed =
                     check(cipher, unit, changed, &format!("{cipher:?} {unit:?} bit {bit} of {offset}"));
-                if (layout.map_offset(0)..layout.map_offset(0) + 512).contains(&offset) {
+                if (layout.map().start..layout.map().start + 512).contains(&offset) {
                     assert_eq!(failed.len() as u64, BLOCKS, "the map does not verify");
                 } else {
                     assert!(failed.len() <= 1, "{failed:?}");
@@ -132,8 +133,8 @@ fn bits_flipped_anywhere() {
 fn each_bit_of_a_context_counts() {
     for (cipher, unit) in KINDS {
         let (image, layout) = (written(cipher, unit), layout(cipher, unit));
-        let pair = layout.page_offset(0) + cipher.pair_offset(1) as u64;
-        let bits = cipher.slot_bytes() as u64 * 8;
+        let pair = layout.pair(1).start;
+        let bits = (layout.pair(1).end - layout.pair(1).start) * 4;
         for bit in 0..2 * bits {
             let mut changed = image.clone();
             flip(&mut changed, pair + bit / 8, bit % 8);
@@ -148,17 +149,15 @@ fn each_bit_of_a_context_counts() {
 fn blocks_exchanged_with_and_without_their_contexts() {
     for (cipher, unit) in KINDS {
         let (image, layout) = (written(cipher, unit), layout(cipher, unit));
-        let pair = |index| layout.page_offset(0) + cipher.pair_offset(index) as u64;
-        let pair_bytes = 2 * cipher.slot_bytes();
+        let pair = |block| layout.pair(block).start;
+        let pair_bytes = (layout.pair(0).end - layout.pair(0).start) as usize;
         let mut data = image.clone();
         exchange(&mut data, layout.data_offset(4), layout.data_offset(5), BLOCK_BYTES);
         assert_eq!(check(cipher, unit, data.clone(), "data exchanged"), [4, 5]);
         exchange(&mut data, pair(4), pair(5), pair_bytes);
         assert_eq!(check(cipher, unit, data, "data and contexts exchanged"), [4, 5]);
         let mut unwritten = image.clone();
-        let (page, index) = (layout.page_of(WRITTEN), layout.index_in_page(WRITTEN));
-        let unwritten_pair = layout.page_offset(page) + cipher.pair_offset(index) as u64;
-        exchange(&mut unwritten, pair(7), unwritten_pair, pair_bytes);
+        exchange(&mut unwritten, pair(7), pair(WRITTEN), pair_bytes);
         assert_eq!(check(cipher, unit, unwritten, "an unwritten block's context"), [7, WRITTEN]);
     }
 }
@@ -168,12 +167,12 @@ fn contexts_zeroed() {
     for (cipher, unit) in KINDS {
         let (image, layout) = (written(cipher, unit), layout(cipher, unit));
         let mut one = image.clone();
-        let pair = layout.page_offset(0) + cipher.pair_offset(7) as u64;
-        copy_in(&mut one, pair, &vec![0; 2 * cipher.slot_bytes()]);
+        let pair = layout.pair(7);
+        copy_in(&mut one, pair.start, &vec![0; (pair.end - pair.start) as usize]);
         assert_eq!(check(cipher, unit, one, "a context zeroed"), [7]);
         let mut all = image.clone();
         for page in 0..4 {
-            all.write(layout.page_offset(page), &[0; PAGE_BYTES]);
+            all.write(layout.pair(0).start + page * PAGE_BYTES as u64, &[0; PAGE_BYTES]);
         }
         let failed = check(cipher, unit, all, "all contexts zeroed");
         assert_eq!(failed.len() as u64, BLOCKS, "unwritten blocks do not read as zeroes either");
@@ -193,8 +192,8 @@ fn parts_of_another_volume() {
     let image = written(cipher, unit);
     let mut map = image.clone();
     let mut bytes = [0; SECTOR_BYTES];
-    other.read(layout.map_offset(0), &mut bytes);
-    map.write(layout.map_offset(0), &bytes);
+    other.read(layout.map().start, &mut bytes);
+    map.write(layout.map().start, &bytes);
     assert_eq!(check(cipher, unit, map, "another volume's map").len() as u64, BLOCKS);
     assert_eq!(check(cipher, unit, other, "another volume").len() as u64, BLOCKS);
 }

@@ -3,7 +3,7 @@
 use super::Random;
 use super::disk::Disk;
 use super::machine::{Error, Machine, SEGMENT, STORAGE_BYTES, formatted, keys};
-use crate::auth::{
+use volume::auth::{
     BLOCK_BYTES, Cipher, Failure, Layout, LayoutError, POOL_SLOTS, REQUEST_BYTES_MAX, Request, Unit, Volume,
     format,
 };

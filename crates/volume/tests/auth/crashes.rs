@@ -6,7 +6,7 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use super::Random;
 use super::disk::{Disk, Image, Piece};
 use super::machine::{Machine, formatted};
-use crate::auth::{BLOCK_BYTES, Cipher, Request, RequestId, Unit};
+use volume::auth::{BLOCK_BYTES, Cipher, Request, RequestId, Unit};
 
 const BLOCKS: u64 = 4;
 

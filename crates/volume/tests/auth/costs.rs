@@ -2,7 +2,7 @@
 
 use super::Random;
 use super::machine::{Machine, formatted};
-use crate::auth::{BLOCK_BYTES, Cipher, Request, Unit};
+use volume::auth::{BLOCK_BYTES, Cipher, Request, Unit};
 
 const MIB: u64 = 1 << 20;
 const SIZE: u64 = 128 * MIB;

@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use super::Random;
 use super::disk::{Disk, Image, WriteId};
-use crate::auth::{
+use volume::auth::{
     Action, BLOCK_BYTES, Candidates, Cipher, Context, Failure, Generation, Keys, Layout, Operation,
     OperationId, Outcome, Place, ReadError, Request, RequestId, Run, SECTOR_BYTES, Sealer, Source, Unit,
     Volume, format,

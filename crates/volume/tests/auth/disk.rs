@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use super::Random;
-use crate::auth::Unit;
+use volume::auth::Unit;
 
 const PAGE: u64 = 4096;
 

@@ -6,7 +6,7 @@ use std::ops::Range;
 use super::Random;
 use super::disk::Disk;
 use super::machine::{Faults, Machine, formatted};
-use crate::auth::{BLOCK_BYTES, Cipher, Failure, Request, RequestId, SECTOR_BYTES, Unit};
+use volume::auth::{BLOCK_BYTES, Cipher, Failure, Request, RequestId, SECTOR_BYTES, Unit};
 
 const BLOCKS: u64 = 700;
 const SECTORS: u64 = BLOCKS * PER_BLOCK;
