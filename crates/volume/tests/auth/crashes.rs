@@ -29,6 +29,7 @@ enum Step {
 }
 
 /// What each block may hold after power loss.
+#[derive(Clone)]
 struct Expectation {
     /// Versions in the order of their submission.
     versions: Vec<Vec<Version>>,
@@ -83,6 +84,8 @@ struct Checker {
     cuts_recovery: bool,
     /// Whether every subset of the pieces is looked at, not only of the writes.
     cuts_pieces: bool,
+    /// Whether the process is killed instead, and the power fails while another one recovers and writes.
+    kills: bool,
     random: Random,
 }
 
@@ -100,6 +103,7 @@ impl Checker {
             images: 0,
             cuts_recovery: unit == Unit::Bytes512,
             cuts_pieces: unit == Unit::Bytes4096,
+            kills: false,
             random: Random(1),
         }
     }
@@ -139,10 +143,41 @@ impl Checker {
     }
 
     fn check(&mut self, disk: &Disk, expectation: &Expectation, what: &dyn Fn() -> String) {
+        if self.kills {
+            return self.kill(disk, expectation, what);
+        }
         let allowed: Vec<Vec<Version>> = (0..BLOCKS).map(|block| expectation.allowed(block)).collect();
         for image in self.subsets(disk) {
             self.check_image(&image, &allowed, self.cuts_recovery, what);
         }
+    }
+
+    /// The process ends while the storage goes on, so that what is not durable is seen by the next process. That one
+    /// overwrites a block.
+    fn kill(&mut self, disk: &Disk, expectation: &Expectation, what: &dyn Fn() -> String) {
+        self.kills = false;
+        let mut expectation = expectation.clone();
+        expectation.completed.clone_from(&expectation.floors);
+        expectation.writes.clear();
+        expectation.flushes.clear();
+        let mut machine = Machine::new(self.cipher, disk.after_kill(&mut self.random), Random(3));
+        machine.is_ordered = true;
+        let version = 15;
+        expectation.versions[0].push(version);
+        let request = Request::Write { offset: 0, length: BLOCK_BYTES as u64 };
+        let id = machine.submit(request, content(0, version));
+        expectation.writes.push((id, 0, expectation.versions[0].len() - 1));
+        for flushes in [false, true] {
+            if flushes {
+                let id = machine.submit(Request::Flush, Vec::new());
+                expectation.flushes.push((id, expectation.completed.clone()));
+            }
+            while machine.step() {
+                expectation.collect(&mut machine);
+                self.check(&machine.disk, &expectation, &|| format!("{}; killed", what()));
+            }
+        }
+        self.kills = true;
     }
 
     fn check_image(
@@ -366,6 +401,29 @@ fn three_overwrites_unit_512() {
 #[test]
 fn three_overwrites_and_discards_unit_512() {
     exhaust(Unit::Bytes512, BLOCKS, true, &[3], 83);
+}
+
+fn kill(unit: Unit, written: u64, one_of: usize) {
+    let mut checker = Checker::new(unit);
+    checker.kills = true;
+    checker.cuts_recovery = false;
+    let initial = initial(checker.cipher, unit, written, true);
+    let step = if std::env::var_os(ALL_SCRIPTS).is_some() { 1 } else { one_of };
+    for script in scripts(true).into_iter().step_by(step) {
+        checker.seen.clear();
+        run(&mut checker, &initial, written, &script, 0);
+    }
+    println!("{} images", checker.images);
+}
+
+#[test]
+fn killed_process_then_power_loss_unit_4096() {
+    kill(Unit::Bytes4096, BLOCKS, 60);
+}
+
+#[test]
+fn killed_process_then_power_loss_unit_512() {
+    kill(Unit::Bytes512, BLOCKS, 200);
 }
 
 /// Each sector of the block, of its context and of the journal is kept or lost alone, in recovery too.
