@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 pub const VARIABLE: &str = "HIKYAKU_MUTANT";
 
 /// All mutants, in the order in which their patches are applied.
-pub const NAMES: [&str; 32] = [
+pub const NAMES: [&str; 37] = [
     "DropFlush",
     "IgnoreFua",
     "AckEarly",
@@ -43,6 +43,11 @@ pub const NAMES: [&str; 32] = [
     "HeaderEarly",
     "WipeEarly",
     "CountedFirst",
+    "ContextLate",
+    "PairReused",
+    "MarkEarly",
+    "MemoryTrusted",
+    "ReplayVolatile",
 ];
 
 /// Whether this mutant is on.
