@@ -7,7 +7,7 @@ use io::Io;
 use volume::auth::{Cipher, Keys, Layout, Unit, Volume, format};
 
 use super::AuthMedium;
-use crate::layer::{CrashMedium, CrashRule};
+use crate::layer::{CrashMedium, CrashRule, DelayMedium};
 use crate::{
     Blocking, Completion, Endpoint, IoErrorKind, Kind, Medium, MemoryMedium, Request, Router, close_all,
     wait_ready,
@@ -75,6 +75,23 @@ impl Rig {
         }
         done.sort_by_key(|completion| completion.id);
         done.into_iter().map(|completion| completion.result.err().map(|error| error.kind)).collect()
+    }
+
+    /// Submits all, and handles so many events.
+    fn begin(&mut self, kinds: Vec<Kind>, events_max: u64) {
+        let (mut done, mut events): (Vec<Completion>, _) = (Vec::new(), Vec::new());
+        let count = kinds.len();
+        for (id, kind) in kinds.into_iter().enumerate() {
+            self.endpoint.submit(&mut self.io, Request { id: id as u64, kind }, &mut done);
+        }
+        let mut handled = 0;
+        while done.len() < count && handled < events_max {
+            self.io.turn(&mut events).unwrap();
+            for event in events.drain(..) {
+                self.endpoint.on_event(&mut self.io, event, &mut done);
+                handled += 1;
+            }
+        }
     }
 
     fn span(&self, bytes: &[u8]) -> Span {
@@ -214,52 +231,89 @@ fn nothing_that_was_changed_beneath_is_handed_out() {
     });
 }
 
-#[test]
-fn what_was_flushed_survives_a_power_cut_and_blocks_hold_no_mixture() {
-    const BLOCKS: u64 = 64;
-    each(|cipher, unit| {
-        for seed in 0..12 {
-            let memory: Arc<dyn Medium> = Arc::new(MemoryMedium::new(STORAGE, false).unwrap());
-            make(&*memory, cipher, unit, BLOCKS);
-            let words = if unit == Unit::Bytes4096 { "never:unit=4096" } else { "never:unit=512" };
-            let rule = CrashRule::parse(&format!("{words}:seed={seed}")).unwrap();
-            let crash = Arc::new(CrashMedium::new(memory, rule));
-            let inner: Arc<dyn Medium> = Arc::clone(&crash) as Arc<dyn Medium>;
-            let mut random = Random(seed);
-            // For each block, the versions that may be read: the last flushed one, and those after it.
-            let mut versions: Vec<Vec<u8>> = vec![vec![0]; BLOCKS as usize];
-            for _ in 0..6 {
-                let mut rig = Rig::new(&open(&inner, cipher, unit));
-                for _ in 0..random.below(40) {
-                    if random.below(6) == 0 {
-                        rig.flush();
-                        versions.iter_mut().for_each(|all| *all = vec![*all.last().unwrap()]);
-                    }
-                    let (block, count) = (random.below(BLOCKS - 3), 1 + random.below(3));
-                    let version = 1 + random.below(250) as u8;
-                    rig.write(block * 4096, &vec![version; count as usize * 4096]);
-                    (block..block + count).for_each(|block| versions[block as usize].push(version));
-                }
-                crash.cut();
-                drop(rig);
-                let mut rig = Rig::new(&open(&inner, cipher, unit));
-                for (block, allowed) in versions.iter_mut().enumerate() {
-                    let now = rig.read(block as u64 * 4096, 4096);
-                    let now = now.unwrap_or_else(|error| {
-                        panic!("{cipher:?} {unit:?} {seed}: block {block}: {error:?}")
-                    });
-                    assert!(now.iter().all(|byte| *byte == now[0]), "{cipher:?} {unit:?} {seed}: a mixture");
-                    assert!(
-                        allowed.contains(&now[0]),
-                        "{cipher:?} {unit:?} {seed}: {} of {allowed:?}",
-                        now[0]
-                    );
-                    *allowed = vec![now[0]];
-                }
+/// Writes, discards and flushes by sectors of 512 bytes, then a power cut: each sector reads as its last flushed version or
+/// one after it.
+fn cut(cipher: Cipher, unit: Unit, seed: u64, with_discards: bool) {
+    const SECTORS: u64 = 12 * 8;
+    let memory: Arc<dyn Medium> = Arc::new(MemoryMedium::new(STORAGE, false).unwrap());
+    make(&*memory, cipher, unit, SECTORS / 8);
+    let words = if unit == Unit::Bytes4096 { "never:unit=4096" } else { "never:unit=512" };
+    let rule = CrashRule::parse(&format!("{words}:seed={seed}")).unwrap();
+    let crash = Arc::new(CrashMedium::new(memory, rule));
+    let delay = std::time::Duration::from_micros(20);
+    let inner: Arc<dyn Medium> = Arc::new(DelayMedium::new(Arc::clone(&crash) as Arc<dyn Medium>, delay));
+    let mut random = Random(seed);
+    let what = format!("{cipher:?} {unit:?} seed {seed}");
+    // For each sector: versions that may come back, and those of the last writes to it, which may overlap each other.
+    let mut versions: Vec<[Vec<u8>; 2]> = vec![[Vec::new(), vec![0]]; SECTORS as usize];
+    for round in 0..6 {
+        let mut rig = Rig::new(&open(&inner, cipher, unit));
+        let steps = random.below(30);
+        for step in 0..steps {
+            if random.below(6) == 0 {
                 rig.flush();
+                versions.iter_mut().for_each(|[earlier, _]| earlier.clear());
+            }
+            let (mut kinds, mut touched) = (Vec::new(), vec![Vec::new(); SECTORS as usize]);
+            for _ in 0..1 + random.below(6) {
+                let count =
+                    if random.below(2) == 0 { 8 * (1 + random.below(3)) } else { 1 + random.below(20) };
+                let first = random.below(SECTORS - count);
+                let first = if count % 8 == 0 { first / 8 * 8 } else { first };
+                let version =
+                    if with_discards && random.below(4) == 0 { 0 } else { 1 + random.below(250) as u8 };
+                let (offset, length) = (first * 512, count * 512);
+                kinds.push(if version == 0 {
+                    Kind::WriteZeroes { offset, length, may_unmap: true }
+                } else {
+                    let from = rig.span(&vec![version; length as usize]);
+                    Kind::Write { offset, from, durable: random.below(10) == 0 }
+                });
+                if random.below(5) == 0 {
+                    kinds.push(Kind::Flush);
+                }
+                touched[first as usize..(first + count) as usize]
+                    .iter_mut()
+                    .for_each(|all| all.push(version));
+            }
+            for ([earlier, last], now) in versions.iter_mut().zip(touched).filter(|(_, now)| !now.is_empty())
+            {
+                earlier.append(last);
+                *last = now;
+            }
+            if step + 1 == steps {
+                // The power fails while they are under way.
+                rig.begin(kinds, random.below(30));
+            } else {
+                assert!(rig.run(kinds).iter().all(Option::is_none), "{what}");
             }
         }
-    });
+        crash.cut();
+        drop(rig);
+        let mut rig = Rig::new(&open(&inner, cipher, unit));
+        for (sector, [earlier, last]) in versions.iter_mut().enumerate() {
+            let now = rig.read(sector as u64 * 512, 512);
+            let now = now.unwrap_or_else(|error| panic!("{what} round {round}: sector {sector}: {error:?}"));
+            let version = now[0];
+            assert!(now.iter().all(|byte| *byte == version), "{what}: a mixture");
+            assert!(
+                earlier.contains(&version) || last.contains(&version),
+                "{what} round {round}: sector {sector}: {version} of {earlier:?}, {last:?}"
+            );
+            (*earlier, *last) = (Vec::new(), vec![version]);
+        }
+        rig.flush();
+    }
+}
+
+#[test]
+fn what_was_flushed_survives_power_cuts() {
+    each(|cipher, unit| (0..12).for_each(|seed| cut(cipher, unit, seed, false)));
+}
+
+#[test]
+fn what_was_flushed_or_discarded_survives_power_cuts() {
+    each(|cipher, unit| (100..112).for_each(|seed| cut(cipher, unit, seed, true)));
 }
 
 #[test]
