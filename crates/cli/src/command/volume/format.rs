@@ -113,7 +113,14 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
         (Some(_), Some(_)) => {
             return Err(Failure::usage(ATTEMPTED, text, "--data-size and size= exclude one another"));
         }
-        (Some(bytes), None) => named.set("size", &size_for(args, bytes)?.to_string()),
+        (Some(bytes), None) => {
+            let unit = if named.spec.get("physical-block") == Some("512") {
+                Unit::Bytes512
+            } else {
+                Unit::Bytes4096
+            };
+            named.set("size", &size_for(args, bytes, unit)?.to_string());
+        }
         (None, None) if creates => {
             return Err(Failure::usage(ATTEMPTED, text, "the size of the new file is not known")
                 .hint("--data-size SIZE, the size of what the volume is to hold"));
@@ -191,15 +198,14 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-/// Bytes of storage for so many bytes of data.
-fn size_for(args: &Args, bytes: u64) -> Result<u64, Failure> {
+/// Bytes of storage for so many bytes of data. A new file keeps blocks of `unit` whole.
+fn size_for(args: &Args, bytes: u64, unit: Unit) -> Result<u64, Failure> {
     let header = if args.of.header.is_some() { 0 } else { HEADER_AREA_BYTES };
     match args.r#type {
         Kind::Luks2 => Ok(bytes.saturating_add(header)),
         Kind::Auth => {
-            // A new file is kept whole in blocks of 4096 bytes, as its capability says.
             let blocks = bytes.div_ceil(BLOCK_BYTES as u64);
-            let layout = Layout::new(args.cipher(), Unit::Bytes4096, header, blocks);
+            let layout = Layout::new(args.cipher(), unit, header, blocks);
             let failed = |error| Failure::usage(ATTEMPTED, args.of.endpoint.clone(), format!("{error}"));
             Ok(layout.map_err(failed)?.end())
         }

@@ -107,6 +107,12 @@ pub enum Operation {
         offset: u64,
         slots: Range<u32>,
     },
+    /// Copies a block into a slot of the pool: a volume that is open for reading only keeps there what a crash left in the
+    /// journal.
+    FillSlot {
+        slot: u32,
+        bytes: Vec<u8>,
+    },
     /// Makes all completed writes durable.
     Barrier,
 }
@@ -287,6 +293,7 @@ enum Todo {
     Bytes { offset: u64, bytes: Vec<u8> },
     Pages(Range<u64>),
     Slots { offset: u64, slots: Range<u32> },
+    Fill { slot: u32, bytes: Vec<u8> },
     MapPage(u64),
     Barrier,
 }
@@ -491,6 +498,7 @@ impl<E: Clone> Volume<E> {
             Todo::Read { offset, length } => Operation::Read { offset, length },
             Todo::Bytes { offset, bytes } => Operation::Write { offset, bytes },
             Todo::Slots { offset, slots } => Operation::WriteSlots { offset, slots },
+            Todo::Fill { slot, bytes } => Operation::FillSlot { slot, bytes },
             Todo::Barrier => Operation::Barrier,
             Todo::Pages(pages) => {
                 let offset = self.layout.page_offset(pages.start);

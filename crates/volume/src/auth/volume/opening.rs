@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 
+use super::super::batch::Entry;
 use super::super::context::ContextPage;
 use super::super::journal;
 use super::super::map::Groups;
@@ -137,7 +138,7 @@ impl<E: Clone> Volume<E> {
     }
 
     fn on_map(&mut self) {
-        if self.layout.unit == Unit::Bytes4096 || self.superblock.is_closed || self.is_read_only {
+        if self.layout.unit == Unit::Bytes4096 || self.superblock.is_closed {
             return self.on_open();
         }
         self.phase = Phase::Recovery(Recovery {
@@ -147,6 +148,10 @@ impl<E: Clone> Volume<E> {
             seen: HashSet::new(),
             found: Vec::new(),
         });
+        if self.is_read_only {
+            // Nothing is written, so nothing has to be durable first.
+            return self.on_recovery();
+        }
         self.enqueue(Purpose::Opening { offset: 0 }, Todo::Barrier);
     }
 
@@ -181,12 +186,17 @@ impl<E: Clone> Volume<E> {
                 }
                 Step::Data => {
                     self.verify_entries(&mut recovery);
-                    recovery.step = Step::Pages;
-                    let pages: BTreeSet<u64> =
-                        recovery.found.iter().map(|(block, ..)| self.layout.page_of(*block)).collect();
                     recovery.read.clear();
-                    for page in pages {
-                        self.read_for_opening(self.layout.page_offset(page), PAGE_BYTES);
+                    if self.is_read_only {
+                        self.hold_entries(&mut recovery);
+                        recovery.step = Step::Writes;
+                    } else {
+                        let pages: BTreeSet<u64> =
+                            recovery.found.iter().map(|(block, ..)| self.layout.page_of(*block)).collect();
+                        for page in pages {
+                            self.read_for_opening(self.layout.page_offset(page), PAGE_BYTES);
+                        }
+                        recovery.step = Step::Pages;
                     }
                 }
                 Step::Pages => {
@@ -199,6 +209,8 @@ impl<E: Clone> Volume<E> {
                         recovery.step = Step::Data;
                         let offset = self.layout.journal_data_offset(piece.half, piece.first);
                         self.read_for_opening(offset, piece.entries.len() * BLOCK_BYTES);
+                    } else if self.is_read_only {
+                        return self.on_open();
                     } else {
                         recovery.step = Step::Barrier;
                         self.enqueue(Purpose::Opening { offset: 0 }, Todo::Barrier);
@@ -259,6 +271,15 @@ impl<E: Clone> Volume<E> {
                 recovery.seen.insert(*block);
                 recovery.found.push((*block, *context, data.to_vec()));
             }
+        }
+    }
+
+    /// A volume that is open for reading only keeps what it would write: both halves of the journal fit into the pool.
+    fn hold_entries(&mut self, recovery: &mut Recovery) {
+        for (block, context, bytes) in recovery.found.drain(..) {
+            let slot = self.pool.take(1).expect("room for both halves of the journal").start;
+            self.open.entries.insert(block, Entry { slot, context, base: None });
+            self.enqueue(Purpose::Opening { offset: 0 }, Todo::Fill { slot, bytes });
         }
     }
 

@@ -488,6 +488,11 @@ impl Auth {
     ) -> bool {
         let part = self.number();
         let (kind, into) = match operation {
+            Operation::FillSlot { slot, bytes } => {
+                self.slots.fill(*slot as usize * BLOCK_BYTES, bytes);
+                self.shared.lock().volume.done(id, Outcome::Done);
+                return true;
+            }
             Operation::Barrier => (Kind::Flush, None),
             Operation::Read { offset, length } => {
                 let Some(area) = self.areas.take(io, part) else { return false };

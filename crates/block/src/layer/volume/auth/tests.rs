@@ -39,9 +39,14 @@ fn make(medium: &dyn Medium, cipher: Cipher, unit: Unit, blocks: u64) {
 }
 
 fn open(inner: &Arc<dyn Medium>, cipher: Cipher, unit: Unit) -> AuthMedium {
+    open_as(inner, cipher, unit, false)
+}
+
+fn open_as(inner: &Arc<dyn Medium>, cipher: Cipher, unit: Unit, is_read_only: bool) -> AuthMedium {
     let mut writer = [0; 16];
     getrandom::fill(&mut writer).unwrap();
-    let volume = Volume::new(keys(cipher, unit), (cipher, unit, SEGMENT), STORAGE, writer, false).unwrap();
+    let volume =
+        Volume::new(keys(cipher, unit), (cipher, unit, SEGMENT), STORAGE, writer, is_read_only).unwrap();
     AuthMedium::new(Arc::clone(inner), volume, "of a test".to_owned()).unwrap()
 }
 
@@ -290,10 +295,15 @@ fn cut(cipher: Cipher, unit: Unit, seed: u64, with_discards: bool) {
         }
         crash.cut();
         drop(rig);
+        // Who only reads sees what the next writer recovers.
+        let mut rig = Rig::new(&open_as(&inner, cipher, unit, true));
+        let seen: Vec<_> = (0..SECTORS).map(|sector| rig.read(sector * 512, 512)).collect();
+        drop(rig);
         let mut rig = Rig::new(&open(&inner, cipher, unit));
         for (sector, [earlier, last]) in versions.iter_mut().enumerate() {
             let now = rig.read(sector as u64 * 512, 512);
             let now = now.unwrap_or_else(|error| panic!("{what} round {round}: sector {sector}: {error:?}"));
+            assert!(seen[sector].as_ref() == Ok(&now), "{what} round {round}: sector {sector}, by a reader");
             let version = now[0];
             assert!(now.iter().all(|byte| *byte == version), "{what}: a mixture");
             assert!(
@@ -308,12 +318,12 @@ fn cut(cipher: Cipher, unit: Unit, seed: u64, with_discards: bool) {
 
 #[test]
 fn what_was_flushed_survives_power_cuts() {
-    each(|cipher, unit| (0..12).for_each(|seed| cut(cipher, unit, seed, false)));
+    each(|cipher, unit| (0..3).for_each(|seed| cut(cipher, unit, seed, false)));
 }
 
 #[test]
 fn what_was_flushed_or_discarded_survives_power_cuts() {
-    each(|cipher, unit| (100..112).for_each(|seed| cut(cipher, unit, seed, true)));
+    each(|cipher, unit| (100..103).for_each(|seed| cut(cipher, unit, seed, true)));
 }
 
 #[test]
