@@ -225,7 +225,7 @@ impl Auth {
         let parent = self.parents.get_mut(&number).expect("a part belongs to a request");
         parent.left -= 1;
         if let Err(error) = result {
-            parent.result = std::mem::replace(&mut parent.result, Ok(())).and(Err(failure(error)));
+            parent.result = std::mem::replace(&mut parent.result, Ok(())).and(Err(failure(&error)));
         }
         if parent.left > 0 {
             return;
@@ -337,7 +337,7 @@ impl Auth {
         for (at, (block, _)) in examine.now.iter().enumerate().filter(|(_, (_, source))| is_stored(source)) {
             match reads.last_mut() {
                 Some((first, start, count)) if *first + *count as u64 == *block && *start + *count == at => {
-                    *count += 1
+                    *count += 1;
                 }
                 _ => reads.push((*block, at, 1)),
             }
@@ -434,7 +434,7 @@ impl Auth {
                 let block = block + index as u64;
                 let generation = seal.generations.pop_front().expect("a generation for each block");
                 let nonce = self.nonces.next(sealer.cipher().nonce_bytes());
-                let mut into = |into: &mut [u8]| match write.steady(block) {
+                let into = |into: &mut [u8]| match write.steady(block) {
                     Some(plain) => Ok(sealer.seal(block, generation, nonce, plain, into)),
                     None => {
                         let mut plain = Zeroizing::new([0; BLOCK_BYTES]);
@@ -443,7 +443,7 @@ impl Auth {
                     }
                 };
                 let context = match (&to, place) {
-                    (Some(area), _) => area.change(index * BLOCK_BYTES, BLOCK_BYTES, &mut into),
+                    (Some(area), _) => area.change(index * BLOCK_BYTES, BLOCK_BYTES, into),
                     (None, _) => into(&mut sealed),
                 };
                 match context {

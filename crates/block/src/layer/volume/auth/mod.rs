@@ -127,7 +127,7 @@ impl Shared {
         for id in operations {
             state.volume.done(id, Outcome::Failed(aborted()));
         }
-        mail.into_iter().for_each(|action| state.refuse(action));
+        mail.iter().for_each(|action| state.refuse(action));
         for _ in 0..LAST_TURNS_MAX {
             let Some(action) = state.volume.poll() else { return };
             state.hand_over(action);
@@ -160,13 +160,13 @@ impl State {
                 seat.mail.push_back(action);
                 seat.waker.wake();
             }
-            None => self.refuse(action),
+            None => self.refuse(&action),
         }
     }
 
     /// Answers an action that nobody performs.
-    fn refuse(&mut self, action: Act) {
-        match action {
+    fn refuse(&mut self, action: &Act) {
+        match *action {
             Action::Open { id, .. } => self.volume.opened(id, Err(ReadError::Storage(aborted()))),
             Action::Examine { id, .. } => self.volume.examined(id, Err(aborted())),
             Action::Seal { id, .. } => self.volume.sealed(id, Err(aborted())),
@@ -198,8 +198,8 @@ fn aborted() -> IoError {
 }
 
 /// The error of a request, in this crate's words.
-fn failure(failure: Failure<IoError>) -> IoError {
-    let kind = match &failure {
+fn failure(failure: &Failure<IoError>) -> IoError {
+    let kind = match failure {
         Failure::Storage(error) => return error.clone(),
         Failure::Unverified { .. } | Failure::Damaged => IoErrorKind::Medium,
         Failure::ReadOnly => IoErrorKind::ReadOnly,
