@@ -2,6 +2,7 @@
 
 mod analyze;
 mod attack;
+mod auth;
 mod bad_input;
 mod boot;
 mod cli_contract;
@@ -90,6 +91,11 @@ const fn family(name: &'static str, examine: Examine, about: &'static str) -> Fa
 pub const FAMILIES: &[Family] = &[
     family("cli-contract", cli_contract::examine, "exit codes, messages, JSON and refusals"),
     family("messages", messages::examine, "what is said after common mistakes, and what to type instead"),
+    family(
+        "auth",
+        auth::examine,
+        "volumes of authenticated blocks: copies, power cuts, changes by their provider",
+    ),
     family("json", json::examine, "JSON of each command beside its schema in docs/schema"),
     family("report", report::examine, "the HTML report of a copy in Chromium, desktop and phone"),
     family(

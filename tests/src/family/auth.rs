@@ -1,0 +1,219 @@
+//! Volumes of type `auth` by the built program: copies on both back ends, power cuts on storage that tears blocks and on
+//! storage that does not, changes by the provider, cryptsetup's view of the header.
+
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use rand::RngExt as _;
+use tempfile::TempDir;
+
+use crate::files::random_file;
+use crate::{Cases, Context, Output, Server, program, run, scratch};
+
+const LIMIT: Duration = Duration::from_secs(120);
+const BYTES: u64 = 24 << 20;
+const CIPHERS: [&str; 2] = ["aes256-gcm-siv", "aegis-256x4"];
+/// What the storage keeps whole when power fails, in bytes.
+const UNITS: [u64; 2] = [512, 4096];
+const BLOCK: u64 = 4096;
+/// Power cuts of each volume in a sample and in a full run.
+const CUTS: usize = 10;
+const CUTS_FULL: usize = 2500;
+
+struct Place {
+    dir: TempDir,
+    cipher: &'static str,
+    unit: u64,
+}
+
+impl Place {
+    fn new(context: &Context, cipher: &'static str, unit: u64) -> Result<Self> {
+        let dir = scratch()?;
+        let place = Self { dir, cipher, unit };
+        let mut file = OpenOptions::new();
+        std::io::Write::write_all(
+            &mut file.write(true).create_new(true).mode(0o600).open(place.pw())?,
+            b"of a test\n",
+        )?;
+        place.format(context, "sealed.img")?;
+        Ok(place)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn pw(&self) -> PathBuf {
+        self.path("pw")
+    }
+
+    fn format(&self, context: &Context, name: &str) -> Result<()> {
+        let place = format!("{},create,physical-block={}", self.path(name).display(), self.unit);
+        let size = BYTES.to_string();
+        let pw = self.pw().display().to_string();
+        let words =
+            ["volume", "format", &place, "--type", "auth", "--cipher", self.cipher, "--data-size", &size];
+        let costs = ["--pbkdf", "pbkdf2", "--iter-time", "1", "--password-file", &pw];
+        context.ours(&[&words[..], &costs].concat(), LIMIT)?.success().map(drop)
+    }
+
+    /// The endpoint of the volume, with these layers beneath it.
+    fn sealed(&self, name: &str, beneath: &str) -> String {
+        let (path, pw) = (self.path(name), self.pw());
+        format!("{}{beneath},volume=auth,password-file={}", path.display(), pw.display())
+    }
+
+    fn compare(&self, context: &Context, plain: &Path, sealed: &str) -> Result<Output> {
+        context.ours(&["compare", &plain.display().to_string(), sealed], LIMIT)
+    }
+}
+
+fn copies(context: &Context, cipher: &'static str, unit: u64) -> Result<()> {
+    let place = Place::new(context, cipher, unit)?;
+    let sealed = place.sealed("sealed.img", "");
+    for (seed, backend) in [(1, "uring"), (2, "portable"), (3, "uring")] {
+        let plain = random_file(place.path(&format!("plain-{seed}")), BYTES, seed)?;
+        let mut copy = context.command();
+        copy.env("HIKYAKU_IO", backend);
+        copy.args(["copy", &plain.display().to_string(), &sealed, "--verify", "--force"]);
+        run(&mut copy, LIMIT)?.success()?;
+        place.compare(context, &plain, &sealed)?.success()?;
+    }
+    // Through a server, whose initiator sees a plain LUN.
+    let mut serve = context.command();
+    serve.args(["serve", &sealed, "--listen", "127.0.0.1:0"]);
+    let mut server = Server::start(&mut serve, 1)?;
+    let plain = random_file(place.path("plain-4"), BYTES, 4)?;
+    let words = ["copy", &plain.display().to_string(), &server.url.to_string(), "--verify", "--force"];
+    context.ours(&words, LIMIT)?.success()?;
+    server.running.signal(libc::SIGTERM)?;
+    server.running.finish(LIMIT)?.success()?;
+    place.compare(context, &plain, &sealed)?.success()?;
+    Ok(())
+}
+
+/// The power fails in the middle of overlapping writes, discards and flushes; nothing that was flushed is lost.
+fn cuts(context: &Context, cipher: &'static str, unit: u64) -> Result<()> {
+    let place = Place::new(context, cipher, unit)?;
+    let mut random = context.rng(&format!("auth/cuts/{cipher}/{unit}"));
+    let journal = place.path("journal").display().to_string();
+    for _ in 0..context.amount(CUTS, CUTS_FULL) {
+        let (after, seed) = (random.random_range(20..900), random.random::<u32>());
+        let beneath = format!(",crash=after={after}:seed={seed}:unit={unit}");
+        let what = format!("{cipher}, unit {unit}, after {after}, seed {seed}");
+        let words = [
+            "torture",
+            &place.sealed("sealed.img", &beneath),
+            "--destroy",
+            "--size",
+            "4M",
+            "--operations",
+            "20000",
+            "--seed",
+            &seed.to_string(),
+            "--journal",
+            &journal,
+            "--cuts",
+        ];
+        let cut = context.ours(&words, LIMIT)?;
+        ensure!(cut.code == Some(137), "{what}: the power did not fail: {}", cut.text());
+        // The power may fail before the journal is begun.
+        if Path::new(&journal).exists() {
+            let words = ["torture", &place.sealed("sealed.img", ""), "--check", &journal, "--cuts"];
+            let judged = context.ours(&words, LIMIT)?;
+            ensure!(judged.code == Some(0), "{what}: {}", judged.text());
+            std::fs::remove_file(&journal)?;
+        }
+    }
+    Ok(())
+}
+
+fn flip(file: &File, at: u64) -> Result<()> {
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, at)?;
+    Ok(file.write_all_at(&[byte[0] ^ 0x10], at)?)
+}
+
+/// One bit anywhere, blocks exchanged, and data of another volume: an error that names the block, never other bytes.
+fn changes_by_the_provider(context: &Context, cipher: &'static str, unit: u64) -> Result<()> {
+    let place = Place::new(context, cipher, unit)?;
+    place.format(context, "other.img")?;
+    let plain = random_file(place.path("plain"), BYTES, 9)?;
+    for name in ["sealed.img", "other.img"] {
+        let sealed = place.sealed(name, "");
+        context.ours(&["copy", &plain.display().to_string(), &sealed, "--force"], LIMIT)?.success()?;
+    }
+    let sealed = place.sealed("sealed.img", "");
+    let image = std::fs::read(place.path("sealed.img"))?;
+    let other = std::fs::read(place.path("other.img"))?;
+    // Data ends the file.
+    let data = image.len() as u64 - BYTES;
+    let file = OpenOptions::new().read(true).write(true).open(place.path("sealed.img"))?;
+    let restore = |from: u64, bytes: u64| -> Result<()> {
+        Ok(file.write_all_at(&image[from as usize..(from + bytes) as usize], from)?)
+    };
+    let mut random = context.rng("auth/changes");
+    for _ in 0..context.amount(6, 200) {
+        let block = random.random_range(0..BYTES / BLOCK);
+        let at = data + block * BLOCK + random.random_range(0..BLOCK);
+        flip(&file, at)?;
+        let said = format!("block {block} does not verify");
+        place.compare(context, &plain, &sealed)?.expect(1)?.says(&said)?;
+        restore(data + block * BLOCK, BLOCK)?;
+    }
+    let (one, two) = (data + 10 * BLOCK, data + 11 * BLOCK);
+    file.write_all_at(&image[two as usize..(two + BLOCK) as usize], one)?;
+    place.compare(context, &plain, &sealed)?.expect(1)?.says("block 10 does not verify")?;
+    restore(one, BLOCK)?;
+    // The same block of another volume, with its context and all else.
+    let start = 16 << 20;
+    file.write_all_at(&other[start as usize..], start)?;
+    let refused = place.compare(context, &plain, &sealed)?;
+    ensure!(matches!(refused.code, Some(1 | 6)), "another volume's blocks: {}", refused.text());
+    restore(start, image.len() as u64 - start)?;
+    // Contexts erased: a block that was written never becomes zeroes.
+    file.write_all_at(&vec![0; (data - start - 64 * 1024) as usize], start + 12 * 1024)?;
+    let refused = place.compare(context, &plain, &sealed)?;
+    ensure!(matches!(refused.code, Some(1 | 6)), "contexts erased: {}", refused.text());
+    restore(start, image.len() as u64 - start)?;
+    place.compare(context, &plain, &sealed)?.success()?;
+    Ok(())
+}
+
+fn cryptsetup_sees_the_header(context: &Context) -> Result<()> {
+    let place = Place::new(context, CIPHERS[0], 4096)?;
+    let secret = place.path("secret");
+    std::fs::write(&secret, "of a test")?;
+    let cryptsetup = |words: &[&str]| -> Result<Output> {
+        let mut command = program("cryptsetup")?;
+        command.args(["--disable-locks", "-q"]).args(words).arg(place.path("sealed.img"));
+        run(command.arg("--key-file").arg(&secret), LIMIT)
+    };
+    let dump = cryptsetup(&["luksDump"])?.success()?.stdout;
+    ensure!(dump.contains("0: hikyaku-auth\n") && dump.contains("hikyaku-auth-v1"), "{dump}");
+    cryptsetup(&["open", "--test-passphrase"])?.success()?;
+    let refused = cryptsetup(&["luksAddKey", "--new-keyfile", &secret.display().to_string()])?;
+    ensure!(refused.code != Some(0), "cryptsetup changed it: {}", refused.text());
+    let luks2 = place.sealed("sealed.img", "").replace("volume=auth", "volume=luks2");
+    context.ours(&["info", &luks2], LIMIT)?.expect(6)?.says("volume=auth")?;
+    Ok(())
+}
+
+pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
+    for cipher in CIPHERS {
+        for unit in UNITS {
+            cases.check_some(("copies", 2), &format!("copies-{cipher}-{unit}"), || {
+                copies(context, cipher, unit)
+            });
+            cases.check(&format!("cuts-{cipher}-{unit}"), || cuts(context, cipher, unit));
+            cases.check_some(("changes", 1), &format!("changes-{cipher}-{unit}"), || {
+                changes_by_the_provider(context, cipher, unit)
+            });
+        }
+    }
+    cases.check("cryptsetup-sees-the-header", || cryptsetup_sees_the_header(context));
+    Ok(())
+}
