@@ -3,7 +3,7 @@
 //!
 //! AES-256 (keys of 64 bytes) is aws-lc's, through its C interface: `aws-lc-rs` does not offer XTS. AES-128 (keys of 32
 //! bytes), which aws-lc lacks, is RustCrypto's. All `unsafe` of volumes is in this crate: calls of aws-lc's
-//! `EVP_CIPHER_CTX` functions, whose pointers [`Context`] owns. No I/O, clock or randomness.
+//! `EVP_CIPHER_CTX` functions, whose pointers `Context` owns. No I/O, clock or randomness.
 
 use std::ptr::{self, NonNull};
 
