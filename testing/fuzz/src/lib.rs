@@ -5,6 +5,7 @@
 //! run the kept inputs of `corpus/` in any build. Read docs/internals/fuzz.md.
 
 mod answers;
+mod auth_volume;
 mod capture;
 mod edge;
 mod flow;
@@ -66,6 +67,7 @@ targets!(
     inet_parse,
     inet_engine,
     luks2_header,
+    auth_volume,
 );
 
 #[cfg(test)]
