@@ -777,4 +777,5 @@ def main():
     print(f"{arguments.file.name}: " + ", ".join(f"{n} {kind}" for kind, n in counts.items()) + ": all as they should be")
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -204,6 +204,7 @@ impl Client<'_> {
                 let bytes: Vec<u8> = slots.flat_map(|slot| self.pool[&slot].clone()).collect();
                 self.provider.write(offset, &bytes);
             }
+            Operation::FillSlot { slot, bytes } => drop(self.pool.insert(slot, bytes)),
             Operation::Barrier => {}
         }
         Outcome::Done

@@ -189,6 +189,11 @@ impl Layout {
         offset..offset + 2 * self.cipher.slot_bytes() as u64
     }
 
+    /// Offsets of the header and of the data of both halves of the journal.
+    pub fn journal_halves(&self) -> [(u64, u64); 2] {
+        [0, 1].map(|half| (self.journal_page_offset(half, 0), self.journal_data_offset(half, 0)))
+    }
+
     pub fn data_offset(&self, block: u64) -> u64 {
         self.data + block * BLOCK_BYTES as u64
     }

@@ -14,8 +14,8 @@ use volume::auth::{
 
 pub(super) const SEGMENT: u64 = 4096;
 pub(super) const STORAGE_BYTES: u64 = 1 << 40;
-const VOLUME_KEY: [u8; 64] = [7; 64];
-const UUID: &str = "6e8f2d1c-0000-4000-8000-000000000001";
+pub(super) const VOLUME_KEY: [u8; 64] = [7; 64];
+pub(super) const UUID: &str = "6e8f2d1c-0000-4000-8000-000000000001";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Error {

@@ -7,6 +7,7 @@ mod machine;
 mod random;
 mod requests;
 mod tamper;
+mod vectors;
 
 /// SplitMix64.
 #[derive(Clone, Debug)]
