@@ -155,7 +155,7 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) {
     let seconds = context.amount(2, 30) as u64;
     let mut sums = Sums::default();
     for scene in SCENES {
-        cases.check_some(("torture", 3), &format!("torture-{}", scene.name), || {
+        cases.check_some(("torture", 2), &format!("torture-{}", scene.name), || {
             judge(context, scene, seconds, &mut sums)
         });
     }

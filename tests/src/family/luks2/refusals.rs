@@ -2,7 +2,8 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::SystemTime;
 
 use anyhow::{Context as _, Result, ensure};
@@ -362,6 +363,67 @@ fn sectors_of_the_storage(context: &Context) -> Result<()> {
     desk.try_ours(&format!("info {},{VOLUME}", target.url(0)))?.expect(6)?.says("4096").map(drop)
 }
 
+/// A control group for the memory of processes, of either version; removed when dropped.
+struct Group(PathBuf);
+
+impl Group {
+    /// `None` if this machine lets nobody make one.
+    fn new(bytes: u64) -> Result<Option<Self>> {
+        for (root, file) in
+            [("/sys/fs/cgroup", "memory.max"), ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")]
+        {
+            let group = Self(Path::new(root).join(format!("hikyaku-test-{}", std::process::id())));
+            // A directory that has no such file has no memory controller.
+            let limit = group.0.join(file);
+            if fs::create_dir(&group.0).is_ok()
+                && limit.exists()
+                && fs::write(limit, bytes.to_string()).is_ok()
+            {
+                return Ok(Some(group));
+            }
+        }
+        Ok(None)
+    }
+
+    /// `command`, in the group.
+    fn within(&self, command: &Command) -> Result<Command> {
+        let mut shell = program("sh")?;
+        let script = format!("echo $$ > {}/cgroup.procs && exec \"$@\"", self.0.display());
+        shell.args(["-c", &script, "sh"]).arg(command.get_program()).args(command.get_args());
+        shell.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        shell.current_dir(command.get_current_dir().unwrap_or(Path::new("/")));
+        Ok(shell)
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir(&self.0);
+    }
+}
+
+/// In a container of 128 MiB the default costs of a new passphrase fit, and a volume that needs more is refused instead of
+/// the process being killed. False if no control group can be made here.
+fn little_memory(context: &Context) -> Result<bool> {
+    const MEMORY: u64 = 128 << 20;
+    let Some(group) = Group::new(MEMORY)? else { return Ok(false) };
+    let desk = Desk::new(context)?;
+    desk.random("plain.img", BYTES)?;
+    let within = |line: &str| run(&mut group.within(&desk.command(line))?, LIMIT)?.orderly();
+    within(&format!(
+        "volume format small.img,create --data-size {BYTES} --type luks2 --password-file pw --iter-time 200"
+    ))?
+    .success()?;
+    let info = desk.info("small.img")?;
+    let memory = info["slots"][0]["memory_bytes"].as_u64().context("its memory")?;
+    ensure!((16 << 20..=MEMORY / 2).contains(&memory), "{memory} bytes for a derivation in {MEMORY}");
+    within(&format!("copy plain.img small.img,{VOLUME} --verify"))?.success()?;
+    let costs = "--pbkdf argon2id --pbkdf-memory 256M --iter-time 5000";
+    desk.format("large.img", BYTES, costs)?;
+    within(&format!("info large.img,{VOLUME}"))?.expect(6)?.says_all(&["keyslot 0", "--pbkdf-memory"])?;
+    Ok(true)
+}
+
 pub(super) fn examine(context: &Context, cases: &mut Cases) {
     let place = crate::Scene::new(|| Place::new(context));
     for row in ROWS {
@@ -372,6 +434,14 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) {
     }
     cases.check("header-malformed", || malformed(context));
     cases.check("header-flipped", || flipped(context));
+    let mut has_group = None;
+    cases.check("little-memory", || {
+        has_group = Some(little_memory(context)?);
+        Ok(())
+    });
+    if has_group == Some(false) {
+        cases.note("no control group with a memory limit can be made here: little-memory was not judged");
+    }
     cases.check("format-in-use", || in_use(context));
     cases.check("sectors-of-the-storage", || sectors_of_the_storage(context));
 }
