@@ -35,6 +35,7 @@ pub const LOCAL_OPTIONS: &[&str] = &[
     "log",
     "readahead",
     "volume",
+    "view",
     "password-file",
     "key-file",
     "header",

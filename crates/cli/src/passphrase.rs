@@ -125,7 +125,7 @@ impl Passphrases {
             ));
         }
         match ["password-file", "key-file", "header"].iter().copied().find(is_set) {
-            Some(name) if !is_set(&"volume") => {
+            Some(name) if !is_set(&"volume") && !is_set(&"view") => {
                 Err(format!("{name} belongs to a sealed volume; volume=luks2 opens one"))
             }
             _ => Ok(EndpointKeys { kept: &self.0, text, source, failure: Mutex::default() }),

@@ -202,6 +202,38 @@ fn cryptsetup_sees_the_header(context: &Context) -> Result<()> {
     Ok(())
 }
 
+/// Storage in plaintext, served as LUKS2: whoever opens that volume reads and writes the plaintext.
+fn a_view_is_the_volume_of_its_storage(context: &Context) -> Result<()> {
+    let place = Place::new(context, CIPHERS[0], 4096)?;
+    let (header, pw) = (place.path("header"), place.pw().display().to_string());
+    let made = format!("{},create", header.display());
+    let words = ["volume", "format", &made, "--type", "luks2", "--data-size", "1M", "--sector-size", "4096"];
+    let costs = ["--pbkdf", "pbkdf2", "--iter-time", "1", "--password-file", &pw];
+    context.ours(&[&words[..], &costs].concat(), LIMIT)?.success()?;
+    let plain = random_file(place.path("plain"), BYTES, 11)?;
+    let source = random_file(place.path("source"), BYTES, 12)?;
+    let view = format!(
+        "{},block-size=4096,view=luks2,header={},password-file={pw}",
+        plain.display(),
+        header.display()
+    );
+    let mut serve = context.command();
+    serve.args(["serve", &view, "--listen", "127.0.0.1:0"]);
+    let mut server = Server::start(&mut serve, 1)?;
+    let volume = format!("{},volume=luks2,password-file={pw}", server.url);
+    place.compare(context, &plain, &volume)?.success()?;
+    let words =
+        ["copy", &source.display().to_string(), &volume, "--verify", "--force", "--allow", "sector-size"];
+    context.ours(&words, LIMIT)?.success()?;
+    // The header is not the initiator's to write.
+    let over = ["copy", "pattern:1M", &server.url.to_string(), "--force", "--allow", "sector-size"];
+    context.ours(&over, LIMIT)?.expect(1)?;
+    server.running.signal(libc::SIGTERM)?;
+    server.running.finish(LIMIT)?.success()?;
+    ensure!(std::fs::read(&plain)? == std::fs::read(&source)?, "the storage has other bytes than the volume");
+    Ok(())
+}
+
 pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
     for cipher in CIPHERS {
         for unit in UNITS {
@@ -215,5 +247,6 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
         }
     }
     cases.check("cryptsetup-sees-the-header", || cryptsetup_sees_the_header(context));
+    cases.check("a-view-is-the-volume-of-its-storage", || a_view_is_the_volume_of_its_storage(context));
     Ok(())
 }

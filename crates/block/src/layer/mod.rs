@@ -30,6 +30,7 @@ pub const OPTIONS: &[&str] = &[
     "log",
     "readahead",
     "volume",
+    "view",
     "password-file",
     "key-file",
     "header",
@@ -57,6 +58,7 @@ pub fn wrap(spec: &Spec, medium: Arc<dyn Medium>, keys: &dyn Keys) -> Result<Arc
                 None => medium,
             },
             "volume" => volume::open(medium, value, spec, keys)?,
+            "view" => volume::view(medium, value, spec, keys)?,
             _ => medium,
         };
     }

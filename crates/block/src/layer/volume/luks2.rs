@@ -1,4 +1,8 @@
-//! A `luks2` volume as one thread uses it: reads are decrypted where they landed, writes are encrypted into areas of this
+//! A `luks2` volume as one thread uses it, from either side. [`Side::Volume`]: the storage has ciphertext, and its user sees
+//! plaintext. [`Side::View`]: the storage has plaintext, and its user sees the volume that it would be, header included, so
+//! that a host with dm-crypt opens it; nothing of it is authenticated.
+//!
+//! In the words for the first side: reads are decrypted where they landed, writes are encrypted into areas of this
 //! endpoint, piece by piece, which are submitted as they are filled.
 
 use std::collections::{HashMap, VecDeque};
@@ -37,15 +41,24 @@ impl fmt::Debug for Unlocked {
     }
 }
 
+/// What the storage beneath has.
+#[derive(Clone, Debug)]
+pub(super) enum Side {
+    Volume,
+    /// The bytes are what the user sees before the data; zeroes follow as far as its offset. They cannot be written.
+    View(Arc<[u8]>),
+}
+
 #[derive(Debug)]
 pub(super) struct Luks2Medium {
     inner: Arc<dyn Medium>,
     unlocked: Arc<Unlocked>,
+    side: Side,
 }
 
 impl Luks2Medium {
-    pub(super) fn new(inner: Arc<dyn Medium>, unlocked: Unlocked) -> Self {
-        Self { inner, unlocked: Arc::new(unlocked) }
+    pub(super) fn new(inner: Arc<dyn Medium>, unlocked: Unlocked, side: Side) -> Self {
+        Self { inner, unlocked: Arc::new(unlocked), side }
     }
 }
 
@@ -59,10 +72,12 @@ impl Medium for Luks2Medium {
         if !areas.reserve(io) {
             return Err(OpenError::Failed("no memory is left for the volume's ciphertext".to_owned()));
         }
-        let capability = above(inner.capability(), &unlocked);
+        let side = self.side.clone();
+        let capability = above(inner.capability(), &unlocked, &side);
         Ok(Box::new(Luks2 {
             inner,
             unlocked,
+            side,
             cipher,
             capability,
             areas,
@@ -129,6 +144,7 @@ struct Progress {
 struct Luks2 {
     inner: Box<dyn Endpoint>,
     unlocked: Arc<Unlocked>,
+    side: Side,
     cipher: Xts,
     capability: Capability,
     areas: Areas,
@@ -140,12 +156,18 @@ struct Luks2 {
 }
 
 /// Whole sectors of the volume. Nothing beneath tells data from holes: zeroes are written, and a discard changes nothing.
-fn above(inner: &Capability, unlocked: &Unlocked) -> Capability {
+fn above(inner: &Capability, unlocked: &Unlocked, side: &Side) -> Capability {
     let sector = unlocked.sector_bytes;
-    let room = inner.size_bytes.saturating_sub(unlocked.data_offset);
-    let size_bytes = unlocked.size_bytes.unwrap_or(room).min(room);
+    let whole = |bytes: u64| bytes - bytes % u64::from(sector);
+    let size_bytes = match side {
+        Side::Volume => {
+            let room = inner.size_bytes.saturating_sub(unlocked.data_offset);
+            whole(unlocked.size_bytes.unwrap_or(room).min(room))
+        }
+        Side::View(_) => unlocked.data_offset + whole(inner.size_bytes),
+    };
     Capability {
-        size_bytes: size_bytes - size_bytes % u64::from(sector),
+        size_bytes,
         // A LUN's blocks have 512 or 4096 bytes.
         block_size: if sector == 512 { 512 } else { 4096 },
         physical_block_size: inner.physical_block_size.max(sector),
@@ -160,6 +182,14 @@ fn above(inner: &Capability, unlocked: &Unlocked) -> Capability {
 impl Luks2 {
     fn tweak(&self, offset: u64) -> u64 {
         self.unlocked.first_tweak.wrapping_add(offset / TWEAK_BYTES as u64)
+    }
+
+    /// Where the storage has the byte of data at `offset`.
+    fn beneath(&self, offset: u64) -> u64 {
+        match self.side {
+            Side::Volume => self.unlocked.data_offset + offset,
+            Side::View(_) => offset,
+        }
     }
 
     fn number(&mut self) -> RequestId {
@@ -205,7 +235,10 @@ impl Luks2 {
             Some(Part::Read { id, offset, into }) => {
                 if result.is_ok() {
                     let tweak = self.tweak(offset);
-                    into.change(0, into.len(), |bytes| self.cipher.open(tweak, bytes));
+                    into.change(0, into.len(), |bytes| match self.side {
+                        Side::Volume => self.cipher.open(tweak, bytes),
+                        Side::View(_) => self.cipher.seal(tweak, bytes),
+                    });
                 }
                 done.push(Completion { id, result });
             }
@@ -237,7 +270,8 @@ impl Luks2 {
             let (id, offset, durable) = (write.id, write.offset, write.durable);
             let length = (write.end - offset).min(self.piece_bytes()) as usize;
             let place = area.slice(0, length);
-            let sealed = seal(&mut self.cipher, self.unlocked.first_tweak, write, &place);
+            let tweak = self.unlocked.first_tweak.wrapping_add(offset / TWEAK_BYTES as u64);
+            let sealed = fill(&mut self.cipher, &self.side, tweak, write, &place);
             let write = self.writes.front_mut().expect("just looked at");
             write.offset += length as u64;
             // A source that cannot be read ends the write: what was not submitted is not.
@@ -251,8 +285,7 @@ impl Luks2 {
             }
             match sealed {
                 Ok(()) => {
-                    let offset = self.unlocked.data_offset + offset;
-                    let kind = Kind::Write { offset, from: place, durable };
+                    let kind = Kind::Write { offset: self.beneath(offset), from: place, durable };
                     self.submit_inner(io, part, Part::Write(id), kind, inner);
                 }
                 Err(error) => {
@@ -270,25 +303,34 @@ impl Luks2 {
     }
 }
 
-/// Encrypts the next piece of a write into `place`.
-fn seal(cipher: &mut Xts, first_tweak: u64, write: &Write, place: &Span) -> Result<(), IoError> {
-    let tweak = first_tweak.wrapping_add(write.offset / TWEAK_BYTES as u64);
+/// Encrypts the next piece of a write into `place`; of a view, decrypts it.
+fn fill(cipher: &mut Xts, side: &Side, tweak: u64, write: &Write, place: &Span) -> Result<(), IoError> {
     let at = (write.offset - write.start) as usize;
-    place.change(0, place.len(), |sealed| {
-        match &write.plain {
-            Plain::Zeroes => sealed.fill(0),
-            Plain::Bytes(span) => match span.steady() {
-                Some(bytes) => {
-                    cipher.seal_into(tweak, &bytes[at..at + sealed.len()], sealed);
-                    return Ok(());
-                }
-                // Stored bytes change under a reader: each is read once.
-                None => span.fetch(at, sealed)?,
-            },
+    place.change(0, place.len(), |bytes| {
+        match (&write.plain, side) {
+            (Plain::Zeroes, _) => bytes.fill(0),
+            (Plain::Bytes(span), Side::Volume) if let Some(steady) = span.steady() => {
+                cipher.seal_into(tweak, &steady[at..at + bytes.len()], bytes);
+                return Ok(());
+            }
+            // Stored bytes change under a reader: each is read once.
+            (Plain::Bytes(span), _) => span.fetch(at, bytes)?,
         }
-        cipher.seal(tweak, sealed);
+        match side {
+            Side::Volume => cipher.seal(tweak, bytes),
+            Side::View(_) => cipher.open(tweak, bytes),
+        }
         Ok(())
     })
+}
+
+/// Copies what lies in `range`, before the data of a view.
+fn show(header: &[u8], range: &Range<u64>, into: &Span) {
+    let length = (range.end - range.start) as usize;
+    let shown = header.get(range.start as usize..).unwrap_or_default();
+    let shown = &shown[..length.min(shown.len())];
+    into.fill(0, shown);
+    into.zero(shown.len(), length - shown.len());
 }
 
 impl Endpoint for Luks2 {
@@ -311,21 +353,44 @@ impl Endpoint for Luks2 {
             }
             checked => checked,
         };
+        // Before the data of a view lies its header.
+        let before = match &self.side {
+            Side::Volume => 0,
+            Side::View(_) => self.unlocked.data_offset,
+        };
+        let checked = checked.and_then(|()| match kind.range() {
+            Some((offset, _)) if kind.is_write() && offset < before => {
+                Err(IoError::new(IoErrorKind::ReadOnly, "the header of a view cannot be written"))
+            }
+            _ => Ok(()),
+        });
         if checked.is_err() || kind.range().is_some_and(|(_, length)| length == 0) {
             return done.push(Completion { id, result: checked });
         }
         let mut inner = Vec::new();
         match kind {
-            Kind::Read { offset, into } => {
-                let part = self.number();
-                let kind = Kind::Read { offset: self.unlocked.data_offset + offset, into: into.clone() };
+            Kind::Read { offset, mut into } => {
+                if let Side::View(header) = &self.side
+                    && offset < before
+                {
+                    let shown = offset..before.min(offset + into.len() as u64);
+                    show(header, &shown, &into);
+                    let length = (shown.end - shown.start) as usize;
+                    into = into.slice(length, into.len() - length);
+                }
+                if into.is_empty() {
+                    return done.push(Completion { id, result: Ok(()) });
+                }
+                let (part, offset) = (self.number(), offset.max(before) - before);
+                let kind = Kind::Read { offset: self.beneath(offset), into: into.clone() };
                 self.submit_inner(io, part, Part::Read { id, offset, into }, kind, &mut inner);
             }
             Kind::Write { offset, from, durable } => {
-                let length = from.len() as u64;
+                let (offset, length) = (offset - before, from.len() as u64);
                 self.write(id, offset..offset + length, Plain::Bytes(from), durable);
             }
             Kind::WriteZeroes { offset, length, .. } => {
+                let offset = offset - before;
                 self.write(id, offset..offset + length, Plain::Zeroes, false);
             }
             Kind::Flush => {
@@ -340,7 +405,7 @@ impl Endpoint for Luks2 {
     fn on_event(&mut self, io: &mut Io, event: Event, done: &mut Vec<Completion>) {
         let mut inner = Vec::new();
         self.inner.on_event(io, event, &mut inner);
-        self.capability = above(self.inner.capability(), &self.unlocked);
+        self.capability = above(self.inner.capability(), &self.unlocked, &self.side);
         self.advance(io, inner, done);
     }
 
@@ -390,7 +455,8 @@ impl Inspect for Luks2 {
 
     fn facts(&self) -> Vec<(&'static str, String)> {
         let mut facts = self.inner.inspect().facts();
-        facts.push(("volume", format!("luks2 {}", self.unlocked.name)));
+        let kind = if let Side::View(_) = self.side { "view as luks2" } else { "luks2" };
+        facts.push(("volume", format!("{kind} {}", self.unlocked.name)));
         let bits = self.unlocked.key.len() * 8;
         facts.push((
             "volume cipher",

@@ -8,7 +8,7 @@ use volume::luks2::{self, AuthCipher, Header, Place, ReadError, Segment, Segment
 use zeroize::Zeroizing;
 
 use super::auth::AuthMedium;
-use super::luks2::{Luks2Medium, Unlocked};
+use super::luks2::{Luks2Medium, Side, Unlocked};
 use crate::{Blocking, Capability, IoError, Location, Medium, OpenError, OpenOptions, Spec};
 
 /// Where the program gets passphrases from.
@@ -61,7 +61,7 @@ pub(in crate::layer) fn open(
                 first_tweak: 0,
                 name: format!("{uuid} of key {}", unlocked.key.name()),
             };
-            Ok(Arc::new(Luks2Medium::new(inner, unlocked)))
+            Ok(Arc::new(Luks2Medium::new(inner, unlocked, Side::Volume)))
         }
         (SegmentKind::Crypt { .. }, _) => Err(OpenError::Refused(
             "the volume has no authenticated blocks; volume=luks2 opens it".to_owned(),
@@ -84,6 +84,42 @@ pub(in crate::layer) fn open(
             Err(OpenError::Refused("the volume's blocks are authenticated; volume=auth opens it".to_owned()))
         }
     }
+}
+
+/// The plaintext of `inner` as the LUKS2 volume of the header that the option `header` names.
+pub(in crate::layer) fn view(
+    inner: Arc<dyn Medium>,
+    value: &str,
+    spec: &Spec,
+    keys: &dyn Keys,
+) -> Result<Arc<dyn Medium>, OpenError> {
+    if value != "luks2" {
+        return Err(OpenError::Usage(format!("option view: '{value}' is not a type; luks2")));
+    }
+    let Some(path) = spec.get("header") else {
+        let text =
+            "option view: header=FILE has the header that is shown; hikyaku volume format FILE makes one";
+        return Err(OpenError::Usage(text.to_owned()));
+    };
+    let mut storage = detached(Path::new(path), false)?;
+    // The header lies before the data of the view, wherever this copy of it is kept.
+    let (header, unlocked) = unlock(&mut storage, Place::Attached, keys)?;
+    let Segment { kind, offset_bytes, .. } = header.segment().clone();
+    let SegmentKind::Crypt { sector_bytes } = kind else {
+        return Err(OpenError::Refused("a view is of type luks2, and the header of another".to_owned()));
+    };
+    let mut shown = header.backup(&mut storage).map_err(read_error)?;
+    shown.truncate(usize::try_from(offset_bytes).unwrap_or(usize::MAX));
+    let uuid = String::from_utf8_lossy(header.uuid()).into_owned();
+    let unlocked = Unlocked {
+        key: Zeroizing::new(unlocked.key.bytes().to_vec()),
+        data_offset: offset_bytes,
+        size_bytes: None,
+        sector_bytes,
+        first_tweak: 0,
+        name: format!("{uuid} of key {}", unlocked.key.name()),
+    };
+    Ok(Arc::new(Luks2Medium::new(inner, unlocked, Side::View(shown.into()))))
 }
 
 /// The cipher and unit of blocks as the header has them.

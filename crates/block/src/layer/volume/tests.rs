@@ -8,7 +8,7 @@ use xts::Xts;
 use zeroize::Zeroizing;
 
 use super::areas::PIECE_BYTES;
-use super::luks2::{Luks2Medium, Unlocked};
+use super::luks2::{Luks2Medium, Side, Unlocked};
 use crate::{
     Completion, Endpoint, IoErrorKind, Kind, Medium, MemoryMedium, OpenOptions, Request, Spec, open,
 };
@@ -22,6 +22,10 @@ fn key() -> Zeroizing<Vec<u8>> {
 }
 
 fn volume(inner: Arc<dyn Medium>, sector_bytes: u32) -> Luks2Medium {
+    of_side(inner, sector_bytes, Side::Volume)
+}
+
+fn of_side(inner: Arc<dyn Medium>, sector_bytes: u32, side: Side) -> Luks2Medium {
     let unlocked = Unlocked {
         key: key(),
         data_offset: OFFSET,
@@ -30,7 +34,7 @@ fn volume(inner: Arc<dyn Medium>, sector_bytes: u32) -> Luks2Medium {
         first_tweak: 0,
         name: "of a test".to_owned(),
     };
-    Luks2Medium::new(inner, unlocked)
+    Luks2Medium::new(inner, unlocked, side)
 }
 
 /// All requests at once, and their results by id.
@@ -146,4 +150,33 @@ fn errors_are_those_of_the_storage_and_requests_are_whole_sectors_inside() {
     assert_eq!(run(&mut io, &mut *endpoint, vec![write(0, &from)]), [Some(IoErrorKind::Medium)]);
     let both = vec![write(0, &from), Kind::Read { offset: MIB as u64, into }];
     assert_eq!(run(&mut io, &mut *endpoint, both), [None, Some(IoErrorKind::Medium)]);
+}
+
+/// A volume over a view of storage is that storage.
+#[test]
+fn a_view_shows_the_volume_that_its_storage_would_be() {
+    for sector_bytes in [512, 4096] {
+        let mut io = Io::new(PoolLimits::default()).unwrap();
+        let plain: Arc<dyn Medium> = Arc::new(MemoryMedium::new(8 << 20, false).unwrap());
+        let header: Vec<u8> = (0..20_000).map(|at| (at / 5) as u8).collect();
+        let side = Side::View(header.clone().into());
+        let view: Arc<dyn Medium> = Arc::new(of_side(Arc::clone(&plain), sector_bytes, side));
+        let mut above = volume(Arc::clone(&view), sector_bytes).attach(&mut io).unwrap();
+        let mut shown = view.attach(&mut io).unwrap();
+        let mut beneath = plain.attach(&mut io).unwrap();
+        assert_eq!(above.capability().size_bytes, 8 << 20);
+        let from = filled(&io, 2 * PIECE_BYTES + 4096, 21);
+        assert_eq!(run(&mut io, &mut *above, vec![write(8192, &from)]), [None]);
+        assert_eq!(read(&mut io, &mut *beneath, 8192, from.len()), from.as_slice());
+        // Across the end of the header: its bytes, zeroes, then ciphertext.
+        let mut across = read(&mut io, &mut *shown, 0, OFFSET as usize + 65_536);
+        assert_eq!(across[..header.len()], header);
+        assert!(across[header.len()..OFFSET as usize].iter().all(|byte| *byte == 0));
+        let sealed = &mut across[OFFSET as usize..];
+        Xts::new(&key(), sector_bytes as usize).unwrap().open(0, sealed);
+        assert_eq!(sealed[8192..], from.as_slice()[..65_536 - 8192]);
+        let page = filled(&io, 4096, 1);
+        let refused = run(&mut io, &mut *shown, vec![write(OFFSET - 4096, &page)]);
+        assert_eq!(refused, [Some(IoErrorKind::ReadOnly)]);
+    }
 }
