@@ -169,6 +169,29 @@ fn failed_writes_are_reported_by_the_next_flush() {
 }
 
 #[test]
+fn a_cache_lost_before_the_first_write_is_reported_by_the_flush() {
+    let mut machine = opened(10);
+    machine.faults.lost_cache = 1;
+    let request = Request::Write { offset: 0, length: BLOCK };
+    machine.submit(request, vec![1; BLOCK_BYTES]);
+    while machine.losses == 0 {
+        assert!(machine.step(), "the claim has a barrier");
+    }
+    machine.faults.lost_cache = 0;
+    machine.run();
+    assert_eq!(machine.completed.pop().expect("the write completes").result, Ok(()));
+    assert_eq!(machine.flush(), Err(Failure::Storage(Error::CacheLost)));
+    assert_eq!(machine.flush(), Ok(()));
+    machine.perform(Request::Close, Vec::new()).expect("nothing fails");
+    machine.faults.lost_cache = 1;
+    assert_eq!(
+        machine.perform(request, vec![1; BLOCK_BYTES]),
+        Err(Failure::Storage(Error::CacheLost)),
+        "twice"
+    );
+}
+
+#[test]
 fn layouts_fit_the_storage() {
     for cipher in Cipher::ALL {
         for unit in [Unit::Bytes512, Unit::Bytes4096] {

@@ -224,6 +224,8 @@ pub struct Volume<E> {
     /// Raised when what memory knew of the storage was forgotten, and when a session ends: a request that was given
     /// contexts or generations before is run again.
     incarnation: u32,
+    /// The last claim failed and is being tried again.
+    is_claim_repeated: bool,
     /// To be reported by the next flush.
     lost: Option<Failure<E>>,
 
@@ -325,6 +327,7 @@ impl<E: Clone> Volume<E> {
             phase: Phase::Superblock,
             superblock,
             incarnation: 0,
+            is_claim_repeated: false,
             lost: None,
             initialised: Groups::new(1),
             pending: HashSet::new(),

@@ -332,8 +332,17 @@ impl<E: Clone> Volume<E> {
 
     pub(super) fn on_claim(&mut self, is_barrier: bool, outcome: Outcome<E>) {
         match outcome {
-            Outcome::Failed(error) => self.fail_opening(Failure::Storage(error)),
+            // A barrier reports once that the storage lost its cache earlier: a flush passes that on, the write goes on.
+            Outcome::Failed(error) if !self.is_claim_repeated => {
+                self.is_claim_repeated = true;
+                self.fail(&Failure::Storage(error));
+            }
+            Outcome::Failed(error) => {
+                self.is_claim_repeated = false;
+                self.fail_opening(Failure::Storage(error));
+            }
             _ if is_barrier => {
+                self.is_claim_repeated = false;
                 self.phase = Phase::Ready;
                 self.retry_stalled();
             }
