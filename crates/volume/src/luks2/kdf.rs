@@ -58,9 +58,9 @@ pub enum CostError {
 /// This process lacks what a derivation within the bounds needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DeriveError {
-    #[error("no {0} bytes of memory for the key derivation")]
+    #[error("the key derivation takes {0} bytes of memory, which this process does not get")]
     Memory(u64),
-    #[error("no threads for the key derivation")]
+    #[error("the key derivation cannot start its threads")]
     Threads,
 }
 
