@@ -15,7 +15,7 @@ pub(super) type Tag = [u8; TAG_BYTES];
 /// The keys of one volume. Without secrets in `Debug`.
 #[derive(Clone)]
 pub struct Keys {
-    extracted: Hkdf<Sha256>,
+    extracted: Key,
     superblock: Key,
 }
 
@@ -28,7 +28,8 @@ impl std::fmt::Debug for Keys {
 impl Keys {
     /// `uuid`, cipher, unit and offset of the segment as in the header; whoever changes them there gets other keys.
     pub fn new(volume_key: &[u8], uuid: &str, cipher: Cipher, unit: Unit, segment: u64) -> Self {
-        let extracted = Hkdf::<Sha256>::new(Some(uuid.as_bytes()), volume_key);
+        let (prk, _) = Hkdf::<Sha256>::extract(Some(uuid.as_bytes()), volume_key);
+        let extracted = Zeroizing::new(prk.into());
         let mut parameters = Parameters::default();
         parameters.name(cipher).number(b'u', u64::from(unit.bytes())).number(b'a', segment);
         let superblock = expand(&extracted, "superblock", &parameters);
@@ -84,10 +85,11 @@ impl Parameters {
     }
 }
 
-fn expand(extracted: &Hkdf<Sha256>, purpose: &str, parameters: &Parameters) -> Key {
+fn expand(extracted: &Key, purpose: &str, parameters: &Parameters) -> Key {
     let mut key = Zeroizing::new([0; KEY_BYTES]);
     let info = [b"hikyaku VOLUME/1 ", purpose.as_bytes(), &[0], &parameters.0];
-    extracted.expand_multi_info(&info, &mut *key).expect("32 bytes are within HKDF's limit");
+    let expanded = Hkdf::<Sha256>::from_prk(&**extracted).expect("32 bytes are what a PRK has");
+    expanded.expand_multi_info(&info, &mut *key).expect("32 bytes are within HKDF's limit");
     key
 }
 

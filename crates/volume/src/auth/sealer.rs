@@ -1,7 +1,6 @@
 //! Encryption of blocks, outside the volume's lock.
 
 use aws_lc_rs::aead::{AES_256_GCM_SIV, Aad, LessSafeKey, Nonce, UnboundKey};
-use zeroize::Zeroizing;
 
 use super::keys::{Key, TAG_BYTES};
 use super::{BLOCK_BYTES, Candidates, Cipher, Context, Generation};
@@ -102,12 +101,11 @@ impl Sealer {
         let Some(other) = &candidates.other else {
             return self.open(block, &candidates.first, data).map(|()| 0);
         };
-        let mut kept = Zeroizing::new([0; BLOCK_BYTES]);
-        kept.copy_from_slice(data);
+        let sealed: [u8; BLOCK_BYTES] = (&*data).try_into().expect("a block");
         if self.open(block, &candidates.first, data).is_ok() {
             return Ok(0);
         }
-        data.copy_from_slice(&*kept);
+        data.copy_from_slice(&sealed);
         self.open(block, other, data).map(|()| 1)
     }
 }
