@@ -29,7 +29,7 @@ const HASHES: [&str; 13] = [
 ];
 /// Sizes of cryptsetup's JSON and key slot areas.
 const AREAS: [(&str, &str); 9] = [
-    ("16k", "128k"),
+    ("16k", "512k"),
     ("32k", "1m"),
     ("64k", "16m"),
     ("128k", "2m"),

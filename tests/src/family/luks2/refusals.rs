@@ -430,7 +430,7 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) {
         cases.check(&format!("refused-{}", row.0), || place.get()?.refuses(*row));
     }
     for edit in EDITS {
-        cases.check_some(("edits", 4), &format!("header-{}", edit.0), || edited(context, edit));
+        cases.check_some(("edits", 3), &format!("header-{}", edit.0), || edited(context, edit));
     }
     cases.check("header-malformed", || malformed(context));
     cases.check("header-flipped", || flipped(context));
