@@ -191,6 +191,31 @@ fn a_cache_lost_before_the_first_write_is_reported_by_the_flush() {
     );
 }
 
+/// More unclean sessions, each after one that closed, than the superblock has intervals.
+#[test]
+fn many_sessions_that_end_without_closing() {
+    let mut machine = opened(10);
+    for round in 1..=60_u8 {
+        for block in [1, u64::from(round) % 10] {
+            machine.write(block, vec![round; BLOCK_BYTES]).expect("nothing fails");
+        }
+        machine.flush().expect("nothing fails");
+        if round % 2 == 0 {
+            machine.perform(Request::Close, Vec::new()).expect("nothing fails");
+        }
+        machine = Machine::on(CIPHER, UNIT, machine.disk.image([]));
+        for block in 0..10 {
+            let last = (1..=round).rev().find(|round| block == 1 || u64::from(*round) % 10 == block);
+            assert_eq!(
+                machine.read(block),
+                Ok(vec![last.unwrap_or(0); BLOCK_BYTES]),
+                "block {block}, {round}"
+            );
+        }
+    }
+    assert_eq!(machine.volume.superblock().session, 60);
+}
+
 #[test]
 fn layouts_fit_the_storage() {
     for cipher in Cipher::ALL {
