@@ -10,7 +10,7 @@ use super::super::Spread;
 use super::super::bars::Bar;
 use super::{Bench, Found, RUN_LIMIT};
 use harness::files::random_file;
-use harness::{program, run, scratch};
+use harness::{Server, program, run, scratch};
 
 const TIB: u64 = 1 << 40;
 const MIB: f64 = (1 << 20) as f64;
@@ -54,7 +54,9 @@ pub(super) fn measure(bench: &Bench) -> Result<Found> {
         formats.push(start.elapsed().as_secs_f64());
         let allocated = std::fs::metadata(path(&name))?.blocks() * 512;
         std::fs::remove_file(path(&name))?;
-        let [plain, sealed] = [&*path("copy"), &*opened].map(|to| resident(bench, &plain, to));
+        let copied = format!("{},size=64M", path("copy"));
+        std::fs::File::create(path("copy"))?.set_len(64 << 20)?;
+        let [plain, sealed] = [&*copied, &*opened].map(|to| resident(bench, &plain, to));
         memory.push((allocated as f64 / MIB, (sealed? - plain?) / MIB));
     }
     let [ours, theirs, formats] = [&ours, &theirs, &formats].map(|column| Spread::of(column));
@@ -62,7 +64,7 @@ pub(super) fn measure(bench: &Bench) -> Result<Found> {
     let resident = Spread::column(&memory, |row| row.1);
     let table = format!(
         "| | |\n|---|---|\n| unlocking with argon2id, s | {} |\n| cryptsetup, s | {} |\n| 1 TiB formatted without the key \
-         derivation, s | {} |\n| of it allocated, MiB | {} |\n| resident memory of a copy, MiB more than without a volume | {} |\n",
+         derivation, s | {} |\n| of it allocated, MiB | {} |\n| resident memory of a server after a copy, MiB more than without a volume | {} |\n",
         ours.show(2),
         theirs.show(2),
         formats.show(2),
@@ -81,13 +83,15 @@ pub(super) fn measure(bench: &Bench) -> Result<Found> {
     Ok(Found { table, bars, rows })
 }
 
-/// Largest resident memory of a copy with a key derivation that is over, bytes. The derivation's own memory is given back
-/// before data moves, so the peak of a cheap one is that of the copy.
-fn resident(bench: &Bench, from: &str, to: &str) -> Result<f64> {
-    let mut command = program("sh")?;
-    command.args(["-c", r#""$0" copy --force --quiet "$1" "$2" & p=$!; m=0; while kill -0 $p 2>/dev/null; do r=$(awk '/VmRSS/{print $2}' /proc/$p/status 2>/dev/null); [ "${r:-0}" -gt $m ] && m=$r; l=$r; done; wait $p; echo ${l:-$m}"#]);
-    command.arg(&bench.context.hikyaku).args([from, to]);
-    let output = run(&mut command, RUN_LIMIT)?.success()?;
-    let kib: f64 = output.stdout.trim().parse().with_context(|| output.stdout.clone())?;
+/// Resident memory of a server of `endpoint` that has taken all of `source`, bytes: the derivation's was given back.
+fn resident(bench: &Bench, source: &str, endpoint: &str) -> Result<f64> {
+    let mut command = bench.context.command();
+    command.args(["serve", endpoint, "--listen", "127.0.0.1:0"]);
+    let server = Server::start(&mut command, 1)?;
+    let url = server.url.to_string();
+    bench.context.ours(&["copy", "--force", "--quiet", source, &url], RUN_LIMIT)?.success()?;
+    let status = std::fs::read_to_string(format!("/proc/{}/status", server.running.pid()))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
+    let kib: f64 = line.split_whitespace().next().and_then(|word| word.parse().ok()).context("VmRSS")?;
     Ok(kib * 1024.0)
 }
