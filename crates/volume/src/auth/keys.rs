@@ -26,7 +26,7 @@ impl std::fmt::Debug for Keys {
 }
 
 impl Keys {
-    /// `uuid`, cipher, unit and offset of the segment as in the header; whoever changes them there gets other keys.
+    /// `uuid`, cipher, unit and offset of the segment as in the header; changed ones lead to other keys.
     pub fn new(volume_key: &[u8], uuid: &str, cipher: Cipher, unit: Unit, segment: u64) -> Self {
         let (prk, _) = Hkdf::<Sha256>::extract(Some(uuid.as_bytes()), volume_key);
         let extracted = Zeroizing::new(prk.into());

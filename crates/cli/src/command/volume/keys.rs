@@ -1,5 +1,5 @@
-//! `volume passwd`, `volume key`: changes of key slots. The volume's key stays the same, so whoever has an older header and
-//! an older passphrase still opens the volume.
+//! `volume passwd`, `volume key`: changes of key slots. The volume's key stays the same, so an older header and
+//! an older passphrase still open the volume.
 
 use std::path::PathBuf;
 
@@ -100,7 +100,7 @@ struct RemoveArgs {
     #[arg(long, value_name = "N", conflicts_with_all = ["password_file", "key_file"])]
     slot: Option<u8>,
 
-    /// Remove the last one too: nobody opens the volume again
+    /// Remove the last one too: the data is lost then, unless a backup of the header exists
     #[arg(long)]
     force: bool,
 }

@@ -163,7 +163,7 @@ impl Opened {
             ChangeError::Changed => Failure::failed(attempted, self.text.clone(), &error)
                 .hint("look at it with `hikyaku volume info`, and try again"),
             ChangeError::LastSlot(_) => Failure::refused(attempted, self.text.clone(), &error)
-                .hint("--force, if nobody is to open the volume again"),
+                .hint("--force, if the data may be lost: without a key slot or a backup of the header the volume does not open"),
             ChangeError::NoSuchSlot(_) => Failure::usage(attempted, self.text.clone(), error.to_string())
                 .hint("`hikyaku volume info` lists the key slots"),
             _ => Failure::failed(attempted, self.text.clone(), &error),

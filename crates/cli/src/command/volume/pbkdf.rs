@@ -35,7 +35,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "KDF", value_enum, default_value = "argon2id")]
     pbkdf: Kind,
 
-    /// Memory of each derivation, here and by whoever opens the volume later [default: at most 1G, half of this machine's]
+    /// Memory of each derivation, now and at each later opening [default: at most 1G, half of this machine's]
     #[arg(long, value_name = "SIZE", value_parser = units::parse_size)]
     pbkdf_memory: Option<u64>,
 

@@ -29,14 +29,6 @@ const WAKE: u32 = 0;
 const IDLE: u32 = 1;
 /// What was written and not flushed is written out when no write has come for this time.
 const IDLE_AFTER: Duration = Duration::from_secs(2);
-/// Random bytes that are drawn at once.
-const RANDOM_BYTES: usize = 4096;
-
-/// Nonces, of the operating system: a generator of this process would repeat itself in a copy of it.
-struct Nonces {
-    bytes: Vec<u8>,
-    used: usize,
-}
 
 pub(super) struct Auth {
     inner: Box<dyn Endpoint>,
@@ -44,7 +36,6 @@ pub(super) struct Auth {
     seat: usize,
     owner: Owner,
     sealer: Option<Sealer>,
-    nonces: Nonces,
     capability: Capability,
     state: State,
     /// All slots, as a span of stored bytes.
@@ -74,18 +65,6 @@ enum Closing {
     Inner,
 }
 
-impl Nonces {
-    fn next(&mut self, length: usize) -> &[u8] {
-        if self.bytes.len() - self.used < length {
-            self.bytes.resize(RANDOM_BYTES, 0);
-            getrandom::fill(&mut self.bytes).expect("the kernel's random numbers");
-            self.used = 0;
-        }
-        self.used += length;
-        &self.bytes[self.used - length..self.used]
-    }
-}
-
 impl Auth {
     pub(super) fn new(io: &mut Io, inner: Box<dyn Endpoint>, shared: Arc<Shared>) -> Result<Self, OpenError> {
         let owner = io.owner();
@@ -104,7 +83,6 @@ impl Auth {
             seat,
             owner,
             sealer: None,
-            nonces: Nonces { bytes: Vec::new(), used: 0 },
             capability,
             state: State::Opening,
             slots,
@@ -126,6 +104,15 @@ impl Auth {
         this.advance(io, Vec::new(), &mut done);
         debug_assert!(done.is_empty(), "nothing was submitted yet");
         Ok(this)
+    }
+
+    /// Nonces for so many blocks, drawn from the kernel for each write: what a process keeps for later, two copies of a
+    /// restored machine would use twice.
+    fn nonces(&self, count: usize) -> Vec<u8> {
+        let sealer = self.sealer.as_ref().expect("the volume is open");
+        let mut nonces = vec![0; count * sealer.cipher().nonce_bytes()];
+        getrandom::fill(&mut nonces).expect("the kernel's random numbers");
+        nonces
     }
 
     fn number(&mut self) -> u64 {
@@ -185,9 +172,11 @@ impl Auth {
                 self.todo.push_back(Todo::Examine(id));
             }
             Action::Seal { id, runs, generations } => {
+                let nonces = self.nonces(generations.len());
                 let (runs, generations) = (runs.into(), generations.into());
                 let (contexts, in_flight, result) = (Vec::new(), 0, Ok(()));
-                self.seals.insert(id, Seal { runs, generations, contexts, in_flight, result });
+                self.seals
+                    .insert(id, Seal { runs, generations, nonces, sealed: 0, contexts, in_flight, result });
                 self.todo.push_back(Todo::Seal(id));
             }
             Action::Operate { id, operation } => self.todo.push_back(Todo::Operate(id, operation)),
@@ -394,7 +383,9 @@ impl Auth {
             }
             (_, Ok(())) => shared.volume.examined(id, Ok(found)),
             (_, Err(ReadError::Storage(error))) => shared.volume.examined(id, Err(error)),
-            (_, Err(ReadError::Unverified { .. })) => unreachable!("a write is told which blocks verify"),
+            (_, Err(ReadError::Unverified { .. })) => {
+                unreachable!("`found` has a write's blocks that do not verify")
+            }
         }
     }
 
@@ -433,7 +424,9 @@ impl Auth {
             for index in 0..count {
                 let block = block + index as u64;
                 let generation = seal.generations.pop_front().expect("a generation for each block");
-                let nonce = self.nonces.next(sealer.cipher().nonce_bytes());
+                let nonce_bytes = sealer.cipher().nonce_bytes();
+                let nonce = &seal.nonces[seal.sealed * nonce_bytes..][..nonce_bytes];
+                seal.sealed += 1;
                 let into = |into: &mut [u8]| match write.steady(block) {
                     Some(plain) => Ok(sealer.seal(block, generation, nonce, plain, into)),
                     None => {

@@ -25,7 +25,7 @@ type Act = Action<IoError>;
 
 /// Bits of a request's number that count within a seat.
 const SERIAL_BITS: u32 = 40;
-/// Turns that [`Shared::leave`] takes to end what nobody performs any more.
+/// Actions that [`Shared::leave`] hands over or refuses at most.
 const LAST_TURNS_MAX: usize = 10_000;
 
 #[derive(Debug)]
@@ -164,7 +164,7 @@ impl State {
         }
     }
 
-    /// Answers an action that nobody performs.
+    /// Ends an action whose endpoint is gone, as aborted.
     fn refuse(&mut self, action: &Act) {
         match *action {
             Action::Open { id, .. } => self.volume.opened(id, Err(ReadError::Storage(aborted()))),

@@ -71,6 +71,10 @@ pub(super) struct Examine {
 pub(super) struct Seal {
     pub(super) runs: VecDeque<Run>,
     pub(super) generations: VecDeque<Generation>,
+    /// For each block of the write, in order.
+    pub(super) nonces: Vec<u8>,
+    /// Blocks that have taken their nonce.
+    pub(super) sealed: usize,
     pub(super) contexts: Vec<Context>,
     pub(super) in_flight: u32,
     pub(super) result: Result<(), IoError>,
