@@ -89,6 +89,11 @@ fn secure_read_reports_every_row() {
     for figure in ["ahead_of_ideal", "ahead_of_no_overlap", "ahead_of_per_packet", "cipher_hidden_share"] {
         assert!(object[figure]["AES-256-GCM"].as_f64().is_some(), "{figure} of {object}");
     }
+    for volume in ["stored-luks2", "stored-auth", "stored-auth, AEGIS-256X4", "view"] {
+        let is_it = |row: &&Value| row["over"] == "iscsi" && row["row"] == volume;
+        assert_eq!(rows.iter().filter(is_it).count(), 1, "{volume}");
+        assert!(object["volumes_of_ideal"][volume].as_f64().is_some(), "{volume} of {object}");
+    }
     assert!(object["overlap"][0]["cores_at_ideal"].as_f64().is_some(), "{object}");
     for row in rows {
         assert!(row["obtained"].as_str().is_some_and(|text| !text.is_empty()), "{row}");

@@ -6,9 +6,11 @@ use super::Measured;
 use super::cipher::Cipher;
 use super::plan::{BLOCK_OF_PLOTS, PACKET_BYTES};
 use super::shape::{How, Over, Protection, UNIT_BYTES};
+use super::volumes::Volume;
 use crate::fields;
 use crate::stats::rounded;
 
+/// By the names of ciphers, or of volumes.
 type ByCipher = Vec<(&'static str, f64)>;
 
 /// The available figures: without the rows of a figure it is omitted.
@@ -24,6 +26,8 @@ pub(super) struct Headline {
     cipher_hidden_share: ByCipher,
     /// Rate with sealing ahead divided by the rate of sealing by packets; sockets at 32 KiB.
     ahead_of_per_packet: ByCipher,
+    /// iSCSI, depth 1: rate of a volume divided by the rate of the ideal of AES-256-GCM; the minimum over blocks from 32 KiB.
+    volumes_of_ideal: ByCipher,
     /// Rate of AES-256-GCM divided by that of TLS with the same cipher, for sockets with sealing ahead and for iSCSI;
     /// at the largest block.
     of_tls: [Option<f64>; 2],
@@ -89,6 +93,13 @@ impl Headline {
             let measured = rates.find(Over::Sockets, BLOCK_OF_PLOTS, ahead);
             add(&mut headline.cipher_hidden_share, measured.and_then(Measured::hidden_share));
         }
+        let stored = sealed(Cipher::Aes256Gcm, How::Stored);
+        let iscsi_rate = |block, protection| rates.rate(Over::Iscsi, block, protection);
+        for volume in Volume::ALL {
+            let ratios = rates.ratios(iscsi_rate, Protection::Volume(volume), stored);
+            let least = ratios.into_iter().reduce(f64::min);
+            headline.volumes_of_ideal.extend(least.map(|least| (volume.name(), rounded(least))));
+        }
         let ahead = sealed(Cipher::Aes256Gcm, How::Ahead);
         let greatest = table.iter().map(|measured| measured.row.reading.block).max().unwrap_or(0);
         let of_tls = |over, ours| {
@@ -110,6 +121,7 @@ impl Headline {
             "ahead_of_no_overlap": by_cipher(&self.ahead_of_no_overlap),
             "cipher_hidden_share": by_cipher(&self.cipher_hidden_share),
             "ahead_of_per_packet": by_cipher(&self.ahead_of_per_packet),
+            "volumes_of_ideal": by_cipher(&self.volumes_of_ideal),
             "sockets_of_tls": self.of_tls[0],
             "iscsi_of_tls": self.of_tls[1],
         }))
@@ -130,6 +142,10 @@ impl Headline {
         add("The same by median cycles", &self.ahead_of_ideal_by_cycle);
         add("Sealed ahead, by no overlap (the greatest)", &self.ahead_of_no_overlap);
         add("Sealed ahead, by packets (sockets, one at a time, 32 KiB)", &self.ahead_of_per_packet);
+        add(
+            "Volumes, by the ideal of AES-256-GCM (iSCSI, one at a time, least from 32 KiB)",
+            &self.volumes_of_ideal,
+        );
         add("cipher_hidden_share (sealing while the socket waits, 32 KiB)", &self.cipher_hidden_share);
         text
     }

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use area::{PoolLimits, Span};
-use block::{Completion, Endpoint, Kind, Medium, OpenOptions, Request, Router, Spec, close_all, wait_ready};
+use block::{
+    Completion, Endpoint, Kind, Location, Medium, OpenOptions, Request, Router, Spec, close_all, wait_ready,
+};
 use io::{Event, Io};
 use node::initiator::{InitiatorSealing, IscsiMedium, Options, Url};
 use node::target::{Access, LocalUsers, LunConfig, Peer, Server, ServerConfig, TargetConfig};
@@ -60,19 +62,20 @@ impl IscsiTarget {
             std::fs::write(&path, descriptors).attempted(&format!("write {}", path.display()))?;
         }
         let contents = contents.repeat(laps(&self.reading));
-        std::fs::write(&path, contents).attempted(&format!("write {}", path.display()))?;
-        let server = Server::start(self.config(&path)?).attempted("start a target")?;
+        let medium = if let Protection::Volume(volume) = self.reading.protection {
+            volume.store(&self.reading, &path, &contents)?
+        } else {
+            std::fs::write(&path, contents).attempted(&format!("write {}", path.display()))?;
+            open(&path)?
+        };
+        let server = Server::start(self.config(medium)?).attempted("start a target")?;
         send(&Listening { port: server.addresses()[0].port() })?;
         orders.serve(|_| Ok(Mark { cpu: Cpu::now(), ..Mark::default() }))?;
         server.handle().drain();
         server.wait().attempted("end the target")
     }
 
-    fn config(&self, path: &Path) -> Result<ServerConfig, LabError> {
-        let doing = format!("open {}", path.display());
-        let spec = Spec::parse(&format!("file:{}", path.display())).attempted(&doing)?;
-        let options = OpenOptions { writable: false, request_alignment: 512, allow_in_use: false };
-        let medium = block::open(&spec, &options).attempted(&doing)?;
+    fn config(&self, medium: Arc<dyn Medium>) -> Result<ServerConfig, LabError> {
         let lun = LunConfig { read_only: true, ..LunConfig::new(0, medium, "lab", 0x3000_0000_0000_2004) };
         Ok(ServerConfig {
             listen: vec![SocketAddr::from((Ipv4Addr::LOCALHOST, 0))],
@@ -113,6 +116,14 @@ impl IscsiTarget {
     }
 }
 
+/// The file of a LUN that is served as it is.
+fn open(path: &Path) -> Result<Arc<dyn Medium>, LabError> {
+    let doing = format!("open {}", path.display());
+    let spec = Spec { location: Location::File(path.to_owned()), options: Vec::new() };
+    let options = OpenOptions { writable: false, request_alignment: 512, allow_in_use: false };
+    block::open(&spec, &options).attempted(&doing)
+}
+
 /// Copies of the stored data in the file of the LUN: the target predicts the next read from sequential READs.
 fn laps(reading: &Reading) -> usize {
     BLOCKS_MIN.div_ceil(reading.blocks()) as usize
@@ -144,7 +155,10 @@ fn stored_descriptors(folder: &Path) -> Result<Vec<Descriptor>, String> {
 /// Suite and unit of sealed sessions; `None` if the session does not seal.
 fn suite(reading: &Reading) -> Option<(Vec<seal::Suite>, u32)> {
     match reading.protection {
-        Protection::Sealed { how: How::Stored, .. } | Protection::Plain | Protection::Tls => None,
+        Protection::Sealed { how: How::Stored, .. }
+        | Protection::Plain
+        | Protection::Tls
+        | Protection::Volume(_) => None,
         Protection::Sealed { cipher, unit, .. } => Some((vec![cipher.suite()], unit)),
     }
 }
@@ -156,7 +170,11 @@ impl IscsiInitiator {
         let url = format!("iscsi://127.0.0.1:{}/{IQN}/0", self.port);
         let url = Url::parse(&url).attempted(&doing)?;
         let medium = IscsiMedium::new(url, self.options()?, true).attempted(&doing)?;
-        let mut endpoint = Arc::new(medium).attach(&mut io).attempted(&doing)?;
+        let mut medium: Arc<dyn Medium> = Arc::new(medium);
+        if let Protection::Volume(volume) = self.reading.protection {
+            medium = volume.open(medium).attempted(&doing)?;
+        }
+        let mut endpoint = medium.attach(&mut io).attempted(&doing)?;
         wait_ready(&mut io, &mut [&mut *endpoint]).attempted(&doing)?;
         let opening = self.opening().attempted(&doing)?;
         let mut reader = Reader::new(self.reading, opening, &mut io, &mut *endpoint).attempted(&doing)?;
@@ -195,6 +213,8 @@ struct Slot {
     span: Span,
     index: u64,
     requested: Duration,
+    /// Requests of the block that are not answered.
+    left: u32,
 }
 
 /// A running reading. No other endpoint uses the loop.
@@ -219,13 +239,9 @@ impl<'a> Reader<'a> {
         io: &'a mut Io,
         endpoint: &'a mut dyn Endpoint,
     ) -> Result<Self, String> {
-        let longest = endpoint.capability().max_transfer_bytes;
-        if reading.block > longest {
-            return Err(format!("the LUN takes at most {longest} bytes at a time"));
-        }
         let slot = |_| {
             let span = io.pool().take(reading.block as usize).ok_or("there is no memory")?;
-            Ok::<_, String>(Slot { span, index: 0, requested: Duration::ZERO })
+            Ok::<_, String>(Slot { span, index: 0, requested: Duration::ZERO, left: 0 })
         };
         let slots = (0..reading.depth).map(slot).collect::<Result<_, _>>()?;
         let mut router = Router::new();
@@ -241,23 +257,36 @@ impl<'a> Reader<'a> {
         self.next += 1;
         let lap = at.index / self.reading.blocks() % laps(&self.reading) as u64;
         let offset = lap * self.reading.range_bytes() + self.reading.offset(at.index);
-        let kind = Kind::Read { offset, into: at.span.clone() };
-        self.endpoint.submit(self.io, Request { id: slot as u64, kind }, &mut self.done);
+        // A LUN takes a block in one request, an authenticated volume takes 1 MiB.
+        let longest = self.endpoint.capability().max_transfer_bytes as usize;
+        for start in (0..at.span.len()).step_by(longest) {
+            let into = at.span.slice(start, longest.min(at.span.len() - start));
+            at.left += 1;
+            let kind = Kind::Read { offset: offset + start as u64, into };
+            self.endpoint.submit(self.io, Request { id: slot as u64, kind }, &mut self.done);
+        }
     }
 
     /// Waits for the next block and opens it; returns its slot and its moments.
     fn receive(&mut self) -> Result<(usize, Moments), String> {
-        while self.done.is_empty() {
-            let router = &self.router;
-            let turned = self.io.turn_for(|owner| router.route(owner).is_some(), None, &mut self.events);
-            turned.map_err(|error| error.to_string())?;
-            for event in self.events.drain(..) {
-                self.endpoint.on_event(self.io, event, &mut self.done);
+        let id = loop {
+            while self.done.is_empty() {
+                let router = &self.router;
+                let turned = self.io.turn_for(|owner| router.route(owner).is_some(), None, &mut self.events);
+                turned.map_err(|error| error.to_string())?;
+                for event in self.events.drain(..) {
+                    self.endpoint.on_event(self.io, event, &mut self.done);
+                }
             }
-        }
-        // In the order of completion.
-        let Completion { id, result } = self.done.remove(0);
-        result.map_err(|error| error.to_string())?;
+            // In the order of completion.
+            let Completion { id, result } = self.done.remove(0);
+            result.map_err(|error| error.to_string())?;
+            let at = &mut self.slots[id as usize];
+            at.left -= 1;
+            if at.left == 0 {
+                break id;
+            }
+        };
         let last = self.since.elapsed();
         let requested = self.slots[id as usize].requested;
         let opening = self.open(id as usize)?;

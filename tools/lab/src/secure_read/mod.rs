@@ -5,7 +5,7 @@
 //! *already encrypted*: the ideal of an overlap. Here the overlap exists, and its rows are compared with that ideal.
 //!
 //! `shape.rs` defines a row, `plan.rs` lists the rows, `cell.rs` takes one measurement of a row, `socket/` and
-//! `iscsi.rs` are its sides, `report.rs` and `plots.rs` show the results.
+//! `iscsi.rs` are its sides, `volumes.rs` has the storage of rows with volumes, `report.rs` and `plots.rs` show the results.
 
 mod cell;
 mod cipher;
@@ -20,6 +20,7 @@ mod plots;
 mod report;
 mod shape;
 mod socket;
+mod volumes;
 
 use tempfile::TempDir;
 

@@ -2,6 +2,7 @@
 
 use super::cipher::Cipher;
 use super::shape::{How, Over, Protection, Reading, UNIT_BYTES};
+use super::volumes::Volume;
 use crate::{LabError, Options};
 
 /// Block sizes in bytes: the paper's range.
@@ -80,6 +81,10 @@ fn protections(over: Over, depth: u32) -> Vec<Protection> {
         }
         if over == Over::Sockets && matches!(cipher, Cipher::Aes256Gcm | Cipher::TripleDes) {
             all.push(sealed(cipher, PACKET_BYTES, How::Packet));
+        }
+        // Beside the ideal, whose role a volume has.
+        if over == Over::Iscsi && cipher == Cipher::Aes256Gcm {
+            all.extend(Volume::ALL.map(Protection::Volume));
         }
     }
     all

@@ -5,6 +5,7 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 
 use super::cipher::Cipher;
+use super::volumes::Volume;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -36,6 +37,8 @@ pub(crate) enum Protection {
     },
     /// TLS 1.3 with AES-256-GCM, by rustls.
     Tls,
+    /// Storage that is encrypted as a volume; over iSCSI only.
+    Volume(Volume),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -57,6 +60,7 @@ impl Protection {
         match self {
             Self::Plain => "plain".to_owned(),
             Self::Tls => "TLS 1.3 AES-256-GCM (rustls)".to_owned(),
+            Self::Volume(volume) => volume.name().to_owned(),
             Self::Sealed { cipher, unit, how } => {
                 let when = match how {
                     How::Stored => "stored sealed (ideal)",
@@ -102,6 +106,7 @@ impl Protection {
                 "measured: rustls in both processes, its blocking stream".to_owned()
             }
             (Self::Tls, Over::Iscsi) => "measured: our TLS mode, by rustls in both processes".to_owned(),
+            (Self::Volume(volume), _) => volume.obtained().to_owned(),
             (Self::Plain, Over::Iscsi) => "measured: file on tmpfs, session without digests".to_owned(),
         }
     }

@@ -158,6 +158,7 @@ impl SocketInitiator {
                 stream: BufReader::with_capacity(buffer_bytes(unit.min(self.reading.block)), watched),
                 opening: Opening::new(cipher).map_err(records::broken)?,
             }),
+            Protection::Volume(_) => unreachable!("rows of volumes are over iSCSI"),
         };
         Ok(Reader {
             reading: self.reading,

@@ -80,6 +80,7 @@ impl SocketTarget {
                 let sealing = Sealing::new(cipher, Arc::clone(meter)).map_err(records::broken)?;
                 records::sender(reading, how, unit, sealing)
             }
+            Protection::Volume(_) => unreachable!("rows of volumes are over iSCSI"),
         }
     }
 }
