@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::str::FromStr;
 
 /// Maximum length of a value; sysfs limits each to one page.
@@ -61,13 +61,27 @@ impl Default for Kernel {
 impl Kernel {
     /// The sysfs directory of a device. That of a partition is inside its disk's.
     pub(super) fn directory(&self, device: u64) -> Option<PathBuf> {
-        fs::canonicalize(self.sys.join("dev/block").join(number_text(device))).ok()
+        let links = self.sys.join("dev/block");
+        let mut dir = links.clone();
+        // The links lead to no other link: one system call, where `canonicalize` takes one a component.
+        for component in fs::read_link(links.join(number_text(device))).ok()?.components() {
+            match component {
+                Component::ParentDir => drop(dir.pop()),
+                Component::Normal(name) => dir.push(name),
+                Component::RootDir => dir = PathBuf::from("/"),
+                _ => {}
+            }
+        }
+        dir.is_dir().then_some(dir)
     }
 
     pub(super) fn partitions(&self, device: u64) -> Vec<u64> {
         let Some(dir) = self.directory(device) else { return Vec::new() };
+        // A partition has the name of its disk and a number.
+        let disk = dir.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
         names(&dir)
             .into_iter()
+            .filter(|name| name.starts_with(&disk))
             .map(|name| dir.join(name))
             .filter(|dir| dir.join("partition").exists())
             .filter_map(|dir| number_in(&dir))

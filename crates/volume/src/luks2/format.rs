@@ -18,9 +18,9 @@ use crate::Storage;
 /// Bytes of a header with its keyslot area, as cryptsetup makes it by default.
 pub const HEADER_AREA_BYTES: u64 = 16 << 20;
 const DIGEST_HASH: Hash = Hash::Sha256;
-/// Iterations of the digest of a volume key. The key is random, so nobody guesses it however cheap a guess is;
-/// cryptsetup asks for at least 1000.
-const DIGEST_ITERATIONS: u32 = 100_000;
+/// Iterations of the digest of a volume key: the least that cryptsetup accepts. The key is random, so nobody guesses it
+/// however cheap a guess is, and each opening waits for them.
+const DIGEST_ITERATIONS: u32 = 1000;
 
 /// What a new volume is like.
 #[derive(Clone, Debug)]

@@ -16,6 +16,7 @@ use xts::{TWEAK_BYTES, Xts};
 use zeroize::Zeroizing;
 
 use super::areas::{Areas, PIECE_BYTES};
+use super::pace::Pace;
 use crate::{
     Capability, Completion, Direction, Endpoint, Evidence, Fingerprint, Identity, Inspect, IoError,
     IoErrorKind, Kind, Medium, OpenError, PathReport, Request, RequestId, State, memory,
@@ -81,6 +82,8 @@ impl Medium for Luks2Medium {
             cipher,
             capability,
             areas,
+            pace: Pace::new(io.owner()),
+            landed: VecDeque::new(),
             writes: VecDeque::new(),
             parts: HashMap::new(),
             requests: HashMap::new(),
@@ -123,14 +126,16 @@ struct Write {
     durable: bool,
 }
 
+/// A read, to be decrypted in place.
+struct Read {
+    id: RequestId,
+    offset: u64,
+    into: Span,
+}
+
 /// A request to the storage beneath.
 enum Part {
-    /// To be decrypted in place.
-    Read {
-        id: RequestId,
-        offset: u64,
-        into: Span,
-    },
+    Read(Read),
     Write(RequestId),
     Flush(RequestId),
 }
@@ -148,6 +153,9 @@ struct Luks2 {
     cipher: Xts,
     capability: Capability,
     areas: Areas,
+    pace: Pace,
+    /// Reads that are to be decrypted.
+    landed: VecDeque<Read>,
     /// In the order of their submission: the first one takes the next area.
     writes: VecDeque<Write>,
     parts: HashMap<RequestId, Part>,
@@ -215,14 +223,14 @@ impl Luks2 {
         self.writes.push_back(Write { id, offset: start, end, plain, start, durable });
     }
 
-    /// Handles completions of the storage beneath, and submits pieces while there is memory for them.
+    /// Handles completions of the storage beneath; decrypts what was read, and submits pieces of writes while there is
+    /// memory for them.
     fn advance(&mut self, io: &mut Io, mut inner: Vec<Completion>, done: &mut Vec<Completion>) {
         loop {
             for completion in inner.drain(..) {
                 self.on_completion(completion, done);
             }
-            let has_submitted = self.submit_pieces(io, &mut inner);
-            if !has_submitted && inner.is_empty() {
+            if !self.work(io, &mut inner, done) && inner.is_empty() {
                 return;
             }
         }
@@ -232,20 +240,29 @@ impl Luks2 {
         let Completion { id: part, result } = completion;
         self.areas.give_back(part);
         match self.parts.remove(&part) {
-            Some(Part::Read { id, offset, into }) => {
-                if result.is_ok() {
-                    let tweak = self.tweak(offset);
-                    into.change(0, into.len(), |bytes| match self.side {
-                        Side::Volume => self.cipher.open(tweak, bytes),
-                        Side::View(_) => self.cipher.seal(tweak, bytes),
-                    });
-                }
-                done.push(Completion { id, result });
-            }
+            Some(Part::Read(read)) if result.is_ok() => self.landed.push_back(read),
+            Some(Part::Read(Read { id, .. }) | Part::Flush(id)) => done.push(Completion { id, result }),
             Some(Part::Write(id)) => self.end_piece(id, result, done),
-            Some(Part::Flush(id)) => done.push(Completion { id, result }),
             None => {}
         }
+    }
+
+    /// Decrypts a read, or encrypts a piece of a write; false if neither can be done now.
+    fn work(&mut self, io: &mut Io, inner: &mut Vec<Completion>, done: &mut Vec<Completion>) -> bool {
+        if self.landed.is_empty() && self.writes.is_empty() || !self.pace.may_work(io) {
+            return false;
+        }
+        if let Some(Read { id, offset, into }) = self.landed.pop_front() {
+            let tweak = self.tweak(offset);
+            into.change(0, into.len(), |bytes| match self.side {
+                Side::Volume => self.cipher.open(tweak, bytes),
+                Side::View(_) => self.cipher.seal(tweak, bytes),
+            });
+            self.pace.worked(into.len());
+            done.push(Completion { id, result: Ok(()) });
+            return true;
+        }
+        self.submit_piece(io, inner)
     }
 
     /// One piece of a write has ended, or none will be submitted any more.
@@ -261,41 +278,38 @@ impl Luks2 {
         }
     }
 
-    fn submit_pieces(&mut self, io: &mut Io, inner: &mut Vec<Completion>) -> bool {
-        let mut has_submitted = false;
-        while let Some(write) = self.writes.front() {
-            let part = self.next + 1;
-            let Some(area) = self.areas.take(io, part) else { break };
-            self.next = part;
-            let (id, offset, durable) = (write.id, write.offset, write.durable);
-            let length = (write.end - offset).min(self.piece_bytes()) as usize;
-            let place = area.slice(0, length);
-            let tweak = self.unlocked.first_tweak.wrapping_add(offset / TWEAK_BYTES as u64);
-            let sealed = fill(&mut self.cipher, &self.side, tweak, write, &place);
-            let write = self.writes.front_mut().expect("just looked at");
-            write.offset += length as u64;
-            // A source that cannot be read ends the write: what was not submitted is not.
-            let is_last = sealed.is_err() || write.offset == write.end;
-            if is_last {
-                self.writes.pop_front();
-            }
-            let progress = self.requests.get_mut(&id).expect("a write that is not over");
-            if !is_last {
-                progress.left += 1;
-            }
-            match sealed {
-                Ok(()) => {
-                    let kind = Kind::Write { offset: self.beneath(offset), from: place, durable };
-                    self.submit_inner(io, part, Part::Write(id), kind, inner);
-                }
-                Err(error) => {
-                    self.parts.insert(part, Part::Write(id));
-                    inner.push(Completion { id: part, result: Err(error) });
-                }
-            }
-            has_submitted = true;
+    /// Encrypts and submits the next piece of the first write; false if there is no memory for it.
+    fn submit_piece(&mut self, io: &mut Io, inner: &mut Vec<Completion>) -> bool {
+        let Some(write) = self.writes.front() else { return false };
+        let part = self.next + 1;
+        let Some(area) = self.areas.take(io, part) else { return false };
+        self.next = part;
+        let (id, offset, durable) = (write.id, write.offset, write.durable);
+        let length = (write.end - offset).min(self.piece_bytes()) as usize;
+        let place = area.slice(0, length);
+        let tweak = self.tweak(offset);
+        let write = self.writes.front_mut().expect("just looked at");
+        let sealed = fill(&mut self.cipher, &self.side, tweak, write, &place);
+        self.pace.worked(length);
+        write.offset += length as u64;
+        // A source that cannot be read ends the write: what was not submitted is not.
+        let is_last = sealed.is_err() || write.offset == write.end;
+        if is_last {
+            self.writes.pop_front();
+        } else {
+            self.requests.get_mut(&id).expect("a write that is not over").left += 1;
         }
-        has_submitted
+        match sealed {
+            Ok(()) => {
+                let kind = Kind::Write { offset: self.beneath(offset), from: place, durable };
+                self.submit_inner(io, part, Part::Write(id), kind, inner);
+            }
+            Err(error) => {
+                self.parts.insert(part, Part::Write(id));
+                inner.push(Completion { id: part, result: Err(error) });
+            }
+        }
+        true
     }
 
     fn piece_bytes(&self) -> u64 {
@@ -383,7 +397,7 @@ impl Endpoint for Luks2 {
                 }
                 let (part, offset) = (self.number(), offset.max(before) - before);
                 let kind = Kind::Read { offset: self.beneath(offset), into: into.clone() };
-                self.submit_inner(io, part, Part::Read { id, offset, into }, kind, &mut inner);
+                self.submit_inner(io, part, Part::Read(Read { id, offset, into }), kind, &mut inner);
             }
             Kind::Write { offset, from, durable } => {
                 let (offset, length) = (offset - before, from.len() as u64);
@@ -404,12 +418,15 @@ impl Endpoint for Luks2 {
 
     fn on_event(&mut self, io: &mut Io, event: Event, done: &mut Vec<Completion>) {
         let mut inner = Vec::new();
-        self.inner.on_event(io, event, &mut inner);
-        self.capability = above(self.inner.capability(), &self.unlocked, &self.side);
+        if !self.pace.is_turn(&event) {
+            self.inner.on_event(io, event, &mut inner);
+            self.capability = above(self.inner.capability(), &self.unlocked, &self.side);
+        }
         self.advance(io, inner, done);
     }
 
     fn owners(&self, owners: &mut Vec<Owner>) {
+        owners.push(self.pace.owner());
         self.inner.owners(owners);
     }
 

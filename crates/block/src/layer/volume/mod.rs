@@ -2,12 +2,13 @@
 //! beneath. It is unlocked once, when the medium is opened; each thread's endpoint encrypts and decrypts by itself.
 //!
 //! `open.rs` unlocks; `luks2.rs` is the data path of LUKS2, `auth/` that of authenticated blocks; `areas.rs` the memory for
-//! ciphertext.
+//! ciphertext, `pace.rs` turns of encryption.
 
 mod areas;
 mod auth;
 mod luks2;
 mod open;
+mod pace;
 
 pub use open::{Keys, NoKeys, detached, limits, of_header, read_error, unlock_error};
 pub(super) use open::{open, view};

@@ -17,6 +17,7 @@ use volume::auth::{
 use zeroize::Zeroizing;
 
 use super::super::areas::{Areas, PIECE_BYTES};
+use super::super::pace::Pace;
 use super::work::{Examine, Fetch, Job, Parent, Part, Plain, Read, Seal, Todo, Write};
 use super::{Act, SERIAL_BITS, Shared, failure};
 use crate::{
@@ -46,6 +47,9 @@ pub(super) struct Auth {
     jobs: HashMap<RequestId, Job>,
     examines: HashMap<RequestId, Examine>,
     seals: HashMap<RequestId, Seal>,
+    pace: Pace,
+    /// Operations that have not begun; they go before `todo`, which writes wait for.
+    waiting: VecDeque<(OperationId, Operation)>,
     todo: VecDeque<Todo>,
     /// By request to the storage beneath.
     parts: HashMap<crate::RequestId, Part>,
@@ -92,6 +96,8 @@ impl Auth {
             jobs: HashMap::new(),
             examines: HashMap::new(),
             seals: HashMap::new(),
+            pace: Pace::new(owner),
+            waiting: VecDeque::new(),
             todo: VecDeque::new(),
             parts: HashMap::new(),
             operations: HashMap::new(),
@@ -179,7 +185,7 @@ impl Auth {
                     .insert(id, Seal { runs, generations, nonces, sealed: 0, contexts, in_flight, result });
                 self.todo.push_back(Todo::Seal(id));
             }
-            Action::Operate { id, operation } => self.todo.push_back(Todo::Operate(id, operation)),
+            Action::Operate { id, operation } => self.waiting.push_back((id, operation)),
             Action::Complete { id, result } => self.complete(io, id, result, done),
         }
     }
@@ -268,7 +274,7 @@ impl Auth {
         match read.fetch {
             Fetch::Not if is_stored => self.fetch(io, id, inner),
             Fetch::InFlight => {}
-            Fetch::Not | Fetch::Done(_) => self.open_fetched(id),
+            Fetch::Not | Fetch::Done(_) => self.todo.push_back(Todo::Open(id)),
         }
     }
 
@@ -276,6 +282,7 @@ impl Auth {
     fn open_fetched(&mut self, id: RequestId) {
         let Some(Job::Read(read)) = self.jobs.get_mut(&id) else { return };
         let Some(sources) = read.sources.take() else { return };
+        self.pace.worked(read.into.len());
         let fetched = match std::mem::replace(&mut read.fetch, Fetch::Not) {
             Fetch::Done(result) => result,
             Fetch::Not | Fetch::InFlight => Ok(()),
@@ -298,16 +305,26 @@ impl Auth {
         self.shared.lock().volume.opened(id, result);
     }
 
-    // Work that needs memory of its own.
+    // Work that takes time, or memory of its own.
 
     fn work(&mut self, io: &mut Io, inner: &mut Vec<Completion>) {
+        while let Some((id, operation)) = self.waiting.pop_front() {
+            if !self.operate(io, id, &operation, inner) {
+                self.waiting.push_front((id, operation));
+                break;
+            }
+        }
         while let Some(todo) = self.todo.pop_front() {
-            let has_memory = match &todo {
-                Todo::Examine(id) => self.examine(io, *id, inner),
-                Todo::Seal(id) => self.seal(io, *id, inner),
-                Todo::Operate(id, operation) => self.operate(io, *id, operation, inner),
-            };
-            if !has_memory {
+            let is_done = self.pace.may_work(io)
+                && match todo {
+                    Todo::Open(id) => {
+                        self.open_fetched(id);
+                        true
+                    }
+                    Todo::Examine(id) => self.examine(io, id, inner),
+                    Todo::Seal(id) => self.seal(io, id, inner),
+                };
+            if !is_done {
                 return self.todo.push_front(todo);
             }
         }
@@ -367,6 +384,7 @@ impl Auth {
             examine.found.push(found);
         }
         area.zero(0, area.len());
+        self.pace.worked(area.len());
         drop(area);
         self.areas.give_back(key);
         if examine.result.is_ok() && !examine.blocks.is_empty() {
@@ -389,8 +407,9 @@ impl Auth {
         }
     }
 
-    /// Seals as many blocks of a write as there is memory for; false if there is not enough.
+    /// Seals as many blocks of a write as this turn allows and there is memory for; false if some are left.
     fn seal(&mut self, io: &mut Io, id: RequestId, inner: &mut Vec<Completion>) -> bool {
+        let mut sealed = [0; BLOCK_BYTES];
         loop {
             let part = self.next + 1;
             let seal = self.seals.get_mut(&id).expect("a request that seals");
@@ -399,17 +418,18 @@ impl Auth {
                 seal.runs.clear();
             }
             let Some(run) = seal.runs.front_mut() else { break };
+            if !self.pace.may_work(io) {
+                return false;
+            }
             let (block, place) = (run.block, run.place);
-            let mut count = run.count as usize;
+            let count = (run.count as usize).min(PIECE_BYTES / BLOCK_BYTES);
             let to = match place {
                 Place::Slot(slot) => {
-                    count = 1;
-                    run.place = Place::Slot(slot + 1);
+                    run.place = Place::Slot(slot + count as u32);
                     None
                 }
                 Place::Storage => {
                     let Some(area) = self.areas.take(io, part) else { return false };
-                    count = count.min(PIECE_BYTES / BLOCK_BYTES);
                     Some(area.slice(0, count * BLOCK_BYTES))
                 }
             };
@@ -419,8 +439,8 @@ impl Auth {
             if run.count == 0 {
                 seal.runs.pop_front();
             }
+            self.pace.worked(count * BLOCK_BYTES);
             let sealer = self.sealer.as_ref().expect("the volume is open");
-            let mut sealed = [0; BLOCK_BYTES];
             for index in 0..count {
                 let block = block + index as u64;
                 let generation = seal.generations.pop_front().expect("a generation for each block");
@@ -444,7 +464,7 @@ impl Auth {
                     Err(error) => seal.result = Err(error),
                 }
                 if let Place::Slot(slot) = place {
-                    self.slots.fill(slot as usize * BLOCK_BYTES, &sealed);
+                    self.slots.fill((slot as usize + index) * BLOCK_BYTES, &sealed);
                 }
             }
             if let Some(from) = to {
@@ -523,7 +543,8 @@ impl Auth {
                 read.fetch = Fetch::Done(result);
                 match read.ended.take() {
                     Some(result) => self.complete(io, id, result, done),
-                    None => self.open_fetched(id),
+                    None if read.sources.is_some() => self.todo.push_back(Todo::Open(id)),
+                    None => {}
                 }
             }
             Some(Part::Examine(id)) => {
@@ -697,7 +718,7 @@ impl Endpoint for Auth {
         let mut inner = Vec::new();
         if event.token.owner != self.owner {
             self.inner.on_event(io, event, &mut inner);
-        } else if event.token.key == IDLE {
+        } else if !self.pace.is_turn(&event) && event.token.key == IDLE {
             self.is_timing = std::mem::take(&mut self.has_written);
             if self.is_timing {
                 io.timer(Token { owner: self.owner, key: IDLE }, io.now() + IDLE_AFTER);

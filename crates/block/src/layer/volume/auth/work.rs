@@ -80,11 +80,13 @@ pub(super) struct Seal {
     pub(super) result: Result<(), IoError>,
 }
 
-/// Work that waits for memory of its own.
+/// Work that waits for the next turn, or for memory of its own.
+#[derive(Clone, Copy)]
 pub(super) enum Todo {
+    /// Of a read whose stored bytes are here.
+    Open(RequestId),
     Examine(RequestId),
     Seal(RequestId),
-    Operate(OperationId, volume::auth::Operation),
 }
 
 /// What a request to the storage beneath is for.
