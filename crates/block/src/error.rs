@@ -34,11 +34,28 @@ pub enum IoErrorKind {
 pub struct IoError {
     pub kind: IoErrorKind,
     pub text: String,
+    /// First byte that could not be read or written, in the endpoint that completes the request, where it is known.
+    pub offset: Option<u64>,
 }
 
 impl IoError {
     pub fn new(kind: IoErrorKind, text: impl Into<String>) -> Self {
-        Self { kind, text: text.into() }
+        Self { kind, text: text.into(), offset: None }
+    }
+
+    #[must_use]
+    pub fn at(self, offset: Option<u64>) -> Self {
+        Self { offset, ..self }
+    }
+
+    /// The error of a request that failed in two parts: that of the lower offset if both are known, otherwise `self`, the
+    /// first one.
+    #[must_use]
+    pub fn or_lower(self, other: Self) -> Self {
+        match (self.offset, other.offset) {
+            (Some(own), Some(others)) if others < own => other,
+            _ => self,
+        }
     }
 }
 
@@ -52,7 +69,7 @@ impl From<io::Error> for IoError {
             Some(libc::ECANCELED) => IoErrorKind::Aborted,
             _ => IoErrorKind::Other,
         };
-        Self { kind, text: error.to_string() }
+        Self::new(kind, error.to_string())
     }
 }
 

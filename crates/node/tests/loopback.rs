@@ -205,6 +205,21 @@ fn failing_storage_gives_the_right_error_and_the_session_lives() {
     }
 }
 
+/// SBC-3 4.18.1: from the storage by the target's sense data to the initiator's error.
+#[test]
+fn a_medium_error_keeps_its_lba() {
+    let server = Guard::of("mem:16M,fault=read-error@8M+512,fault=write-error@1052672+512");
+    let mut remote = open(&server, 0, options()).unwrap();
+    let span = remote.take(2 << 20);
+    let read = Kind::Read { offset: 7 << 20, into: span.clone() };
+    let write = Kind::Write { offset: 0, from: span, durable: false };
+    for (kind, lba) in [(read, 16384), (write, 2056)] {
+        let error = remote.perform(kind).unwrap_err();
+        assert_eq!((error.kind, error.offset), (IoErrorKind::Medium, Some(lba * 512)), "{error}");
+        assert!(error.text.ends_with(&format!("at LBA {lba}")), "{error}");
+    }
+}
+
 #[test]
 fn a_failed_flush_is_not_retried_into_success() {
     let server = Guard::of("mem:1M,fault=flush-error:count=1");

@@ -104,6 +104,16 @@ impl Media {
         Self { op, lba, blocks, dpo: false, then: Then::Nothing }
     }
 
+    /// Whether the operation is one on this block.
+    pub(crate) fn concerns(&self, lba: u64) -> bool {
+        let is_in = |first: u64, blocks: u64| lba.checked_sub(first).is_some_and(|index| index < blocks);
+        match &self.op {
+            MediaOp::Unmap { ranges, .. } => ranges.iter().any(|range| is_in(range.lba, range.blocks)),
+            MediaOp::Flush => false,
+            _ => is_in(self.lba, self.blocks),
+        }
+    }
+
     pub const fn data_in_bytes(&self, block_size: u32) -> u64 {
         match self.op {
             MediaOp::Read { .. } => self.blocks * block_size as u64,
@@ -172,7 +182,10 @@ impl Media {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MediaError {
     /// The blocks cannot be read (03h 11h/00h) or written (03h 0Ch/00h).
-    Medium,
+    Medium {
+        /// The first of them, where it is known: INFORMATION (SBC-3 4.18.1).
+        lba: Option<u64>,
+    },
     /// No space to allocate: DATA PROTECT 27h/07h SPACE ALLOCATION FAILED WRITE PROTECT. On it a cluster suspends and
     /// can resume once space was freed.
     NoSpace,

@@ -266,7 +266,7 @@ fn work(
         unit.lba_status(nexus, media, &extents)
     } else {
         let errors = [
-            MediaError::Medium,
+            MediaError::Medium { lba: source.flag().then(|| source.u64()) },
             MediaError::NoSpace,
             MediaError::ReadOnly,
             MediaError::OutOfRange,

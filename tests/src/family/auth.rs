@@ -11,6 +11,7 @@ use rand::RngExt as _;
 use tempfile::TempDir;
 
 use crate::files::random_file;
+use crate::pdu::{Session, cdb10};
 use crate::{Cases, Context, Output, Server, program, run, scratch};
 
 const LIMIT: Duration = Duration::from_secs(120);
@@ -183,6 +184,85 @@ fn changes_by_the_provider(context: &Context, cipher: &'static str, unit: u64) -
     Ok(())
 }
 
+/// INFORMATION of sense data, as SenseLength and sense lie in a response: in descriptor format of the first descriptor. `None`
+/// without VALID.
+fn information(data: &[u8]) -> Option<u64> {
+    let sense = data.get(2..)?;
+    match sense.first()? {
+        0xf0 => Some(u32::from_be_bytes(sense.get(3..7)?.try_into().ok()?).into()),
+        0x72 if sense.get(8..11)? == [0, 10, 0x80] => {
+            Some(u64::from_be_bytes(sense.get(12..20)?.try_into().ok()?))
+        }
+        _ => None,
+    }
+}
+
+/// Served as a LUN, a block that does not verify is a medium error, whose INFORMATION is the first LBA of the command that
+/// lies in it (SBC-3 4.18.1).
+fn a_failed_check_names_its_lba(context: &Context, block_bytes: u64) -> Result<()> {
+    let place = Place::new(context, CIPHERS[0], 4096)?;
+    let plain = random_file(place.path("plain"), BYTES, 14)?;
+    let beneath = format!(",block-size={block_bytes}");
+    let sealed = place.sealed("sealed.img", &beneath);
+    let words = ["copy", &plain.display().to_string(), &sealed, "--force", "--allow", "sector-size"];
+    context.ours(&words, LIMIT)?.success()?;
+    let file = OpenOptions::new().read(true).write(true).open(place.path("sealed.img"))?;
+    let data = file.metadata()?.len() - BYTES;
+    let bad = [9, 13];
+    for block in bad {
+        flip(&file, data + block * BLOCK + 77)?;
+    }
+    let mut serve = context.command();
+    serve.args(["serve", &sealed, "--listen", "127.0.0.1:0"]);
+    let server = Server::start(&mut serve, 1)?;
+    let url = server.url.clone();
+    let mut session = Session::login(&url, "iqn.2026-11.org.example:tester", [0x80, 0, 0, 0, 0, 1])?;
+    session.blocks(0)?;
+    let per_block = (BLOCK / block_bytes) as u32;
+    let first = 9 * per_block;
+    let many = 16 * per_block as u16;
+    let last = first + per_block - 1;
+    let block = vec![1; block_bytes as usize];
+    let read = |lba, blocks: u16| (cdb10(0x28, lba, blocks), usize::from(blocks) * block.len(), &[][..]);
+    let mut commands = vec![
+        ("read of many", read(0, many), [0x11, 0], first),
+        ("read of the last", read(last, 1), [0x11, 0], last),
+        ("read behind it", read(last + 1, many), [0x11, 0], 13 * per_block),
+    ];
+    if block_bytes < BLOCK {
+        commands.push(("write of a part", (cdb10(0x2a, first + 2, 1), 0, &block), [0x0c, 0], first + 2));
+    }
+    for format in ["fixed", "descriptor"] {
+        if format == "descriptor" {
+            // MODE SELECT(6) of the Control page: D_SENSE.
+            let page = session.good(0, &[0x1a, 0x08, 0x0a, 0, 16, 0], 16, &[])?;
+            let mut list = [&[0; 4][..], &page[4..16]].concat();
+            list[6] |= 0x04;
+            session.good(0, &[0x15, 0x10, 0, 0, 16, 0], 0, &list)?;
+        }
+        for (what, (cdb, bytes_in, out), [asc, ascq], lba) in &commands {
+            let answer = session.scsi(0, cdb, *bytes_in, out)?;
+            let sense = answer.sense.get(2..).unwrap_or_default();
+            let is_it = match format {
+                "fixed" => answer.sense_codes() == [3, *asc, *ascq],
+                _ => sense.starts_with(&[0x72, 3, *asc, *ascq]),
+            };
+            ensure!(answer.status == 2 && is_it, "{what}: status {}, {sense:02x?}", answer.status);
+            let found = information(&answer.sense);
+            ensure!(found == Some((*lba).into()), "{what}: INFORMATION {found:?}, not {lba}: {sense:02x?}");
+        }
+    }
+    session.logout()?;
+    // Our initiator names it, and so does one that serves the LUN on.
+    let said = format!("at LBA {first}");
+    place.compare(context, &plain, &url.to_string())?.expect(1)?.says(&said)?;
+    let mut serve = context.command();
+    serve.args(["serve", &url.to_string(), "--listen", "127.0.0.1:0"]);
+    let gateway = Server::start(&mut serve, 1)?;
+    place.compare(context, &plain, &gateway.url.to_string())?.expect(1)?.says(&said)?;
+    Ok(())
+}
+
 fn cryptsetup_sees_the_header(context: &Context) -> Result<()> {
     let place = Place::new(context, CIPHERS[0], 4096)?;
     let secret = place.path("secret");
@@ -245,6 +325,10 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
                 changes_by_the_provider(context, cipher, unit)
             });
         }
+    }
+    for block_bytes in [512, 4096] {
+        let name = format!("a-failed-check-names-its-lba-{block_bytes}");
+        cases.check(&name, || a_failed_check_names_its_lba(context, block_bytes));
     }
     cases.check("cryptsetup-sees-the-header", || cryptsetup_sees_the_header(context));
     cases.check("a-view-is-the-volume-of-its-storage", || a_view_is_the_volume_of_its_storage(context));

@@ -93,14 +93,16 @@ impl FaultRule {
         verb && inside
     }
 
-    fn error(&self) -> IoError {
+    /// The error of a request at `offset`, if it has a range.
+    fn error(&self, offset: Option<u64>) -> IoError {
         let kind = match self.what {
             What::NoSpace => IoErrorKind::NoSpace,
             What::DiscardError => IoErrorKind::Other,
             What::FlushError => IoErrorKind::FlushFailed,
             _ => IoErrorKind::Medium,
         };
-        IoError::new(kind, "injected by the fault layer")
+        let first = self.range.zip(offset).map(|((start, _), offset)| offset.max(start));
+        IoError::new(kind, "injected by the fault layer").at(first)
     }
 }
 
@@ -163,7 +165,10 @@ impl Endpoint for Fault {
                 let kind = Kind::Write { offset: *offset, from: copy, durable: *durable };
                 self.inner.submit(io, Request { id: request.id, kind }, done);
             }
-            _ => done.push(Completion { id: request.id, result: Err(self.rule.error()) }),
+            (_, kind) => {
+                let error = self.rule.error(kind.range().map(|(offset, _)| offset));
+                done.push(Completion { id: request.id, result: Err(error) });
+            }
         }
     }
 

@@ -206,7 +206,10 @@ pub(super) fn judge_sense(sense: &Sense) -> Verdict {
         (SenseKey::DataProtect, ..) => fail(IoErrorKind::ReadOnly),
         (SenseKey::IllegalRequest, 0x21, _) => fail(IoErrorKind::OutOfRange),
         (SenseKey::IllegalRequest, 0x20 | 0x24, _) => fail(IoErrorKind::Unsupported),
-        (SenseKey::MediumError | SenseKey::HardwareError, ..) => fail(IoErrorKind::Medium),
+        (SenseKey::MediumError | SenseKey::HardwareError, ..) => {
+            let place = sense.information.map_or_else(String::new, |lba| format!(" at LBA {lba}"));
+            Verdict::Fail(IoError::new(IoErrorKind::Medium, describe(sense) + &place))
+        }
         _ => fail(IoErrorKind::Other),
     }
 }

@@ -515,7 +515,14 @@ impl Peer for IscsiPeer {
         let Ended::Status { status, sense, moved, residual } = answer else {
             return Verdict::Again("ended without a status".into());
         };
-        let verdict = command::judge(status, sense.as_ref());
+        let verdict = match command::judge(status, sense.as_ref()) {
+            Verdict::Fail(error) if error.kind == IoErrorKind::Medium => {
+                let lba = sense.and_then(|sense| sense.information);
+                let offset = lba.and_then(|lba| lba.checked_mul(self.capability.block_size.into()));
+                Verdict::Fail(error.at(offset))
+            }
+            verdict => verdict,
+        };
         let text = match kind {
             _ if !matches!(verdict, Verdict::Done) => return verdict,
             Kind::Write { .. } if u64::from(moved) < bytes => {

@@ -352,7 +352,8 @@ impl Copying<'_> {
             _ => CopyFault::Device,
         };
         let failed = |lun: usize, error: &IoError| {
-            order.unit(lun).unit().copy_failed(order.nexus, media_error(error));
+            let lun = order.unit(lun);
+            lun.unit().copy_failed(order.nexus, media_error(error, lun.block_size));
         };
         let at = match &error {
             CopyError::Read { end: End::Source, offset, error, .. } => {

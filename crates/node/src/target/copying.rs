@@ -81,7 +81,7 @@ pub(super) fn begin(
         let _ = unit.unit().copied(nexus, &list, Err(aborted));
         return Err(Outcome::task_set_full());
     }
-    Ok((StorageWork::elsewhere(stop), Copying { list, written }))
+    Ok((StorageWork::elsewhere(stop, unit.block_size), Copying { list, written }))
 }
 
 fn plan(luns: &Slots<Arc<Lun>>, session: &Session, list: &CopyList) -> Result<Vec<Run>, CopyFailure> {

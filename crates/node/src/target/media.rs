@@ -47,6 +47,7 @@ pub(super) struct StorageWork {
     /// Remaining stages, last first.
     stages: Vec<Stage>,
     outstanding: u32,
+    block_size: u32,
     error: Option<MediaError>,
     /// For work on another thread: set to stop it.
     stop: Option<Arc<AtomicBool>>,
@@ -125,12 +126,12 @@ impl StorageWork {
             }
         }
         stages.reverse();
-        Ok(Self { stages, outstanding: 0, error: None, stop: None })
+        Ok(Self { stages, outstanding: 0, block_size, error: None, stop: None })
     }
 
     /// Work of another thread, which `stop` aborts: counted as one request that is never submitted here.
-    pub(super) fn elsewhere(stop: Arc<AtomicBool>) -> Self {
-        Self { stages: Vec::new(), outstanding: 1, error: None, stop: Some(stop) }
+    pub(super) fn elsewhere(stop: Arc<AtomicBool>, block_size: u32) -> Self {
+        Self { stages: Vec::new(), outstanding: 1, block_size, error: None, stop: Some(stop) }
     }
 
     pub(super) fn is_outstanding(&self) -> bool {
@@ -139,8 +140,18 @@ impl StorageWork {
 
     pub(super) fn completed(&mut self, result: Result<(), IoError>) {
         self.outstanding -= 1;
-        if let Err(error) = result {
-            self.error.get_or_insert(media_error(&error));
+        let Err(error) = result else { return };
+        let error = media_error(&error, self.block_size);
+        // Of blocks that could not be read, the first one is reported; of other failures, the first to be known.
+        let is_reported = match (self.error, error) {
+            (None, _) => true,
+            (Some(MediaError::Medium { lba: Some(first) }), MediaError::Medium { lba: Some(lba) }) => {
+                lba < first
+            }
+            (Some(_), _) => false,
+        };
+        if is_reported {
+            self.error = Some(error);
         }
     }
 
@@ -260,9 +271,12 @@ fn transfer(span: &Span, capability: &Capability, request: impl Fn(u64, Span) ->
     }
 }
 
-pub(super) fn media_error(error: &IoError) -> MediaError {
+/// The failure of storage of a unit with blocks of `block_size` bytes.
+pub(super) fn media_error(error: &IoError, block_size: u32) -> MediaError {
     match error.kind {
-        IoErrorKind::Medium => MediaError::Medium,
+        IoErrorKind::Medium => {
+            MediaError::Medium { lba: error.offset.map(|offset| offset / u64::from(block_size)) }
+        }
         IoErrorKind::NoSpace => MediaError::NoSpace,
         IoErrorKind::ReadOnly => MediaError::ReadOnly,
         IoErrorKind::OutOfRange => MediaError::OutOfRange,

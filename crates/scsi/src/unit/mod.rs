@@ -456,10 +456,15 @@ impl From<Sense> for Stop {
 /// The sense data of a failure (SBC-3 4.18.1, SPC-4 annex F).
 fn sense_of(media: &Media, error: MediaError) -> Sense {
     match error {
-        MediaError::Medium => match media.op {
-            MediaOp::Read { .. } | MediaOp::Verify { .. } | MediaOp::LbaStatus { .. } => Sense::READ_ERROR,
-            _ => Sense::WRITE_ERROR,
-        },
+        MediaError::Medium { lba } => {
+            let sense = match media.op {
+                MediaOp::Read { .. } | MediaOp::Verify { .. } | MediaOp::LbaStatus { .. } => {
+                    Sense::READ_ERROR
+                }
+                _ => Sense::WRITE_ERROR,
+            };
+            Sense { information: lba.filter(|lba| media.concerns(*lba)), ..sense }
+        }
         MediaError::FlushFailed | MediaError::CacheLost => Sense::WRITE_ERROR,
         MediaError::NoSpace => Sense::NO_SPACE,
         MediaError::ReadOnly => Sense::WRITE_PROTECTED,

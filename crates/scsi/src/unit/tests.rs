@@ -1140,7 +1140,7 @@ fn mode_select_d_sense() {
     assert_eq!(codes(mode_select(&mut unit, &control)).map(drop), GOOD);
     assert_eq!(format(&mut unit), 0x72);
     let work = media(&mut unit, cdb::read_16(0, 1, false));
-    let outcome = unit.finish(A, &work, Err(MediaError::Medium));
+    let outcome = unit.finish(A, &work, Err(MediaError::Medium { lba: None }));
     assert!(outcome.sense.is_some_and(|sense| sense.descriptor));
 }
 
@@ -1272,11 +1272,11 @@ fn errors_of_the_storage() {
     let write = media(&mut unit, cdb::write_16(0, 1, false));
     let status = media(&mut unit, cdb::get_lba_status(0, 24));
     let vectors = [
-        (&read, MediaError::Medium, (3, 0x11, 0x00)),
-        (&write, MediaError::Medium, (3, 0x0c, 0x00)),
+        (&read, MediaError::Medium { lba: None }, (3, 0x11, 0x00)),
+        (&write, MediaError::Medium { lba: None }, (3, 0x0c, 0x00)),
         (&write, MediaError::NoSpace, (7, 0x27, 0x07)),
         (&write, MediaError::ReadOnly, (7, 0x27, 0x00)),
-        (&status, MediaError::Medium, (3, 0x11, 0x00)),
+        (&status, MediaError::Medium { lba: None }, (3, 0x11, 0x00)),
         (&read, MediaError::OutOfRange, (5, 0x21, 0x00)),
         (&write, MediaError::Miscompare { offset: 77 }, (0xe, 0x1d, 0x00)),
         (&read, MediaError::Aborted, (0xb, 0x00, 0x00)),
@@ -1291,6 +1291,46 @@ fn errors_of_the_storage() {
         assert_eq!(codes(Step::Done(outcome)), Err(expected), "{error:?}");
     }
     assert!(!unit.lost_data());
+}
+
+/// INFORMATION is the LBA of the first block that failed, where it is one of the command's. In fixed format it has 32 bits; a
+/// larger LBA leaves VALID zero (SPC-4 4.5.3).
+#[test]
+fn sbc3_4_18_1_information_is_the_lba_that_failed() {
+    const LARGE: u64 = (1 << 33) - 16;
+    let mut unit = unit_of(UnitConfig { blocks: 1 << 33, ..config() });
+    let mut control = page(&mut unit, 0, 0x0a);
+    control[2] |= 0x04;
+    for descriptor in [false, true] {
+        if descriptor {
+            assert_eq!(codes(mode_select(&mut unit, &control)).map(drop), GOOD);
+        }
+        let read = media(&mut unit, cdb::read_16(100, 8, false));
+        let write = media(&mut unit, cdb::write_16(100, 8, false));
+        let large = media(&mut unit, cdb::read_16(LARGE, 8, false));
+        let vectors = [
+            (&read, Some(100), (3, 0x11, 0x00), Some(100)),
+            (&read, Some(107), (3, 0x11, 0x00), Some(107)),
+            (&read, Some(108), (3, 0x11, 0x00), None),
+            (&read, Some(99), (3, 0x11, 0x00), None),
+            (&read, None, (3, 0x11, 0x00), None),
+            (&write, Some(103), (3, 0x0c, 0x00), Some(103)),
+            (&large, Some(LARGE + 7), (3, 0x11, 0x00), descriptor.then_some(LARGE + 7)),
+        ];
+        for (media, lba, expected, information) in vectors {
+            let outcome = unit.finish(A, media, Err(MediaError::Medium { lba }));
+            let bytes = outcome.sense.unwrap().to_bytes();
+            assert_eq!(bytes[0] & 0x7f, if descriptor { 0x72 } else { 0x70 });
+            assert_eq!(Sense::parse(&bytes).unwrap().information, information, "{lba:?}: {bytes:02x?}");
+            assert_eq!(codes(Step::Done(outcome)), Err(expected), "{lba:?}");
+        }
+    }
+    let ranges = [Range { lba: 50, blocks: 2 }, Range { lba: 70, blocks: 2 }];
+    let Step::Media(unmap) = unmapped(&mut unit, &ranges, |_| ()) else { panic!("blocks are deallocated") };
+    for (lba, information) in [(50, Some(50)), (52, None), (71, Some(71)), (0, None)] {
+        let outcome = unit.finish(A, &unmap, Err(MediaError::Medium { lba: Some(lba) }));
+        assert_eq!(outcome.sense.unwrap().information, information, "{lba}");
+    }
 }
 
 #[test]
@@ -1387,7 +1427,7 @@ proptest! {
                         prop_assert!(media.lba.checked_add(media.blocks).is_some_and(|end| end <= blocks));
                     }
                     prop_assert!(media.data_in_bytes(512) <= 1 << 20 && media.data_out_bytes(512) <= 1 << 20);
-                    unit.finish(nexus, &media, if list.is_empty() { Err(MediaError::Medium) } else { Ok(()) })
+                    unit.finish(nexus, &media, if list.is_empty() { Err(MediaError::Medium { lba: None }) } else { Ok(()) })
                 }
                 Step::Copy(list) => {
                     let failure = CopyFailure { segment: 1, fault: CopyFault::Device };

@@ -200,6 +200,16 @@ impl Luks2 {
         }
     }
 
+    /// An error of the storage, at the place where this endpoint has the byte.
+    fn translated(&self, error: IoError) -> IoError {
+        let data_offset = self.unlocked.data_offset;
+        let offset = error.offset.and_then(|offset| match self.side {
+            Side::Volume => offset.checked_sub(data_offset),
+            Side::View(_) => offset.checked_add(data_offset),
+        });
+        error.at(offset)
+    }
+
     fn number(&mut self) -> RequestId {
         self.next += 1;
         self.next
@@ -238,6 +248,7 @@ impl Luks2 {
 
     fn on_completion(&mut self, completion: Completion, done: &mut Vec<Completion>) {
         let Completion { id: part, result } = completion;
+        let result = result.map_err(|error| self.translated(error));
         self.areas.give_back(part);
         match self.parts.remove(&part) {
             Some(Part::Read(read)) if result.is_ok() => self.landed.push_back(read),
@@ -270,7 +281,10 @@ impl Luks2 {
         let progress = self.requests.get_mut(&id).expect("a write has a piece");
         progress.left -= 1;
         if let Err(error) = result {
-            progress.result = std::mem::replace(&mut progress.result, Ok(())).and(Err(error));
+            progress.result = Err(match std::mem::replace(&mut progress.result, Ok(())) {
+                Ok(()) => error,
+                Err(first) => first.or_lower(error),
+            });
         }
         if progress.left == 0 {
             let Progress { result, .. } = self.requests.remove(&id).expect("it was there");

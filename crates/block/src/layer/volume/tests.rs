@@ -10,7 +10,7 @@ use zeroize::Zeroizing;
 use super::areas::PIECE_BYTES;
 use super::luks2::{Luks2Medium, Side, Unlocked};
 use crate::{
-    Completion, Endpoint, IoErrorKind, Kind, Medium, MemoryMedium, OpenOptions, Request, Spec, open,
+    Completion, Endpoint, IoError, IoErrorKind, Kind, Medium, MemoryMedium, OpenOptions, Request, Spec, open,
 };
 
 const MIB: usize = 1 << 20;
@@ -37,8 +37,13 @@ fn of_side(inner: Arc<dyn Medium>, sector_bytes: u32, side: Side) -> Luks2Medium
     Luks2Medium::new(inner, unlocked, side)
 }
 
-/// All requests at once, and their results by id.
 fn run(io: &mut Io, endpoint: &mut dyn Endpoint, kinds: Vec<Kind>) -> Vec<Option<IoErrorKind>> {
+    let kind = |result: Result<(), IoError>| result.err().map(|error| error.kind);
+    results(io, endpoint, kinds).into_iter().map(kind).collect()
+}
+
+/// All requests at once, and their results by id.
+fn results(io: &mut Io, endpoint: &mut dyn Endpoint, kinds: Vec<Kind>) -> Vec<Result<(), IoError>> {
     let (mut done, mut events): (Vec<Completion>, _) = (Vec::new(), Vec::new());
     let count = kinds.len();
     for (id, kind) in kinds.into_iter().enumerate() {
@@ -51,7 +56,7 @@ fn run(io: &mut Io, endpoint: &mut dyn Endpoint, kinds: Vec<Kind>) -> Vec<Option
         }
     }
     done.sort_by_key(|completion| completion.id);
-    done.into_iter().map(|completion| completion.result.err().map(|error| error.kind)).collect()
+    done.into_iter().map(|completion| completion.result).collect()
 }
 
 fn filled(io: &Io, length: usize, seed: u64) -> Span {
@@ -150,6 +155,22 @@ fn errors_are_those_of_the_storage_and_requests_are_whole_sectors_inside() {
     assert_eq!(run(&mut io, &mut *endpoint, vec![write(0, &from)]), [Some(IoErrorKind::Medium)]);
     let both = vec![write(0, &from), Kind::Read { offset: MIB as u64, into }];
     assert_eq!(run(&mut io, &mut *endpoint, both), [None, Some(IoErrorKind::Medium)]);
+}
+
+#[test]
+fn an_error_of_the_storage_names_the_place_in_the_volume_or_the_view() {
+    let at = 2 * MIB as u64;
+    let words = format!("mem:8M,fault=write-error@{at}+4K,fault=read-error@{at}+4K");
+    let inner = open(&Spec::parse(&words).unwrap(), &OPTIONS).unwrap();
+    for (side, expected) in [(Side::Volume, at - OFFSET), (Side::View(Arc::new([])), at + OFFSET)] {
+        let mut io = Io::new(PoolLimits::default()).unwrap();
+        let mut endpoint = of_side(Arc::clone(&inner), 4096, side).attach(&mut io).unwrap();
+        let (from, into) = (filled(&io, 4 * MIB, 9), io.pool().take(4 * MIB).unwrap());
+        for kind in [write(OFFSET, &from), Kind::Read { offset: OFFSET, into }] {
+            let error = results(&mut io, &mut *endpoint, vec![kind]).remove(0).unwrap_err();
+            assert_eq!((error.kind, error.offset), (IoErrorKind::Medium, Some(expected)));
+        }
+    }
 }
 
 /// A volume over a view of storage is that storage.

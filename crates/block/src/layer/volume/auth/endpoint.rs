@@ -220,7 +220,11 @@ impl Auth {
         let parent = self.parents.get_mut(&number).expect("a part belongs to a request");
         parent.left -= 1;
         if let Err(error) = result {
-            parent.result = std::mem::replace(&mut parent.result, Ok(())).and(Err(failure(&error)));
+            let error = failure(&error, parent.offset);
+            parent.result = Err(match std::mem::replace(&mut parent.result, Ok(())) {
+                Ok(()) => error,
+                Err(first) => first.or_lower(error),
+            });
         }
         if parent.left > 0 {
             return;
@@ -694,7 +698,8 @@ impl Endpoint for Auth {
             Kind::Write { durable, .. } => (1, *durable),
             _ => (1, false),
         };
-        self.parents.insert(parent, Parent { id, left, flushes, result: Ok(()) });
+        let offset = kind.range().map_or(0, |(offset, _)| offset);
+        self.parents.insert(parent, Parent { id, offset, left, flushes, result: Ok(()) });
         match kind {
             Kind::Read { offset, into } => {
                 let length = into.len() as u64;

@@ -197,14 +197,20 @@ fn aborted() -> IoError {
     IoError::new(IoErrorKind::Aborted, "the thread of this request has ended")
 }
 
-/// The error of a request, in this crate's words.
-fn failure(failure: &Failure<IoError>) -> IoError {
+/// The error of a request for the bytes from `offset`, in this crate's words. A block that does not verify may begin before
+/// them.
+fn failure(failure: &Failure<IoError>, offset: u64) -> IoError {
+    let first = match failure {
+        Failure::Unverified { block } => Some(offset.max(block * BLOCK_BYTES as u64)),
+        _ => None,
+    };
     let kind = match failure {
-        Failure::Storage(error) => return error.clone(),
+        // The place in the storage is no place in the volume.
+        Failure::Storage(error) => return error.clone().at(None),
         Failure::Unverified { .. } | Failure::Damaged => IoErrorKind::Medium,
         Failure::ReadOnly => IoErrorKind::ReadOnly,
         Failure::OutOfRange | Failure::Truncated => IoErrorKind::OutOfRange,
         Failure::Foreign | Failure::Exhausted => IoErrorKind::Other,
     };
-    IoError::new(kind, failure.to_string())
+    IoError::new(kind, failure.to_string()).at(first)
 }

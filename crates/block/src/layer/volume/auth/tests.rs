@@ -7,10 +7,10 @@ use io::Io;
 use volume::auth::{Cipher, Keys, Layout, Unit, Volume, format};
 
 use super::AuthMedium;
-use crate::layer::{CrashMedium, CrashRule, DelayMedium};
+use crate::layer::{CrashMedium, CrashRule, DelayMedium, FaultMedium, FaultRule};
 use crate::{
-    Blocking, Completion, Endpoint, IoErrorKind, Kind, Medium, MemoryMedium, Request, Router, close_all,
-    wait_ready,
+    Blocking, Completion, Endpoint, IoError, IoErrorKind, Kind, Medium, MemoryMedium, Request, Router,
+    close_all, wait_ready,
 };
 
 const SEGMENT: u64 = 16 << 10;
@@ -63,8 +63,13 @@ impl Rig {
         Self { io, endpoint }
     }
 
-    /// All at once; results by id.
     fn run(&mut self, kinds: Vec<Kind>) -> Vec<Option<IoErrorKind>> {
+        let kind = |result: Result<(), IoError>| result.err().map(|error| error.kind);
+        self.results(kinds).into_iter().map(kind).collect()
+    }
+
+    /// All at once; results by id.
+    fn results(&mut self, kinds: Vec<Kind>) -> Vec<Result<(), IoError>> {
         let (mut done, mut events): (Vec<Completion>, _) = (Vec::new(), Vec::new());
         let count = kinds.len();
         for (id, kind) in kinds.into_iter().enumerate() {
@@ -79,7 +84,7 @@ impl Rig {
             }
         }
         done.sort_by_key(|completion| completion.id);
-        done.into_iter().map(|completion| completion.result.err().map(|error| error.kind)).collect()
+        done.into_iter().map(|completion| completion.result).collect()
     }
 
     /// Submits all, and handles so many events.
@@ -204,6 +209,66 @@ fn what_was_written_in_blocks_of_512_is_read_again_also_after_the_volume_was_clo
             rig.close();
         }
     });
+}
+
+/// The first byte of a request that cannot be read: of the block that does not verify, or of the request if that begins
+/// within it.
+#[test]
+fn a_failed_check_names_its_first_byte() {
+    each(|cipher, unit| {
+        let inner: Arc<dyn Medium> = Arc::new(MemoryMedium::new(STORAGE, false).unwrap());
+        make(&*inner, cipher, unit, 512);
+        let mut rig = Rig::new(&open(&inner, cipher, unit));
+        rig.write(0, &[7; 16 * 4096]);
+        rig.close();
+        for block in [5, 9] {
+            let mut beneath = Blocking::attach(&*inner).unwrap();
+            beneath.write(layout(cipher, unit).data_offset(block), &[0; 4096]).unwrap();
+        }
+        let mut rig = Rig::new(&open(&inner, cipher, unit));
+        let first = |rig: &mut Rig, kind| {
+            let error = rig.results(vec![kind]).remove(0).unwrap_err();
+            assert_eq!(error.kind, IoErrorKind::Medium, "{error}");
+            error.offset
+        };
+        for (offset, length, expected) in [
+            (0, 16 * 4096, 5 * 4096),
+            (512, 16 * 4096 - 1024, 5 * 4096),
+            (5 * 4096, 4096, 5 * 4096),
+            (5 * 4096 + 1024, 512, 5 * 4096 + 1024),
+            (6 * 4096 - 512, 8 * 4096, 6 * 4096 - 512),
+            (6 * 4096, 8 * 4096, 9 * 4096),
+        ] {
+            let into = rig.io.pool().take(length).unwrap();
+            let found = first(&mut rig, Kind::Read { offset, into });
+            assert_eq!(found, Some(expected), "{cipher:?} {unit:?}: {length} bytes at {offset}");
+        }
+        // A write of a part merges with what cannot be read.
+        let from = rig.span(&[9; 512]);
+        let offset = 9 * 4096 + 2048;
+        assert_eq!(first(&mut rig, Kind::Write { offset, from, durable: false }), Some(offset));
+        let zeroes = Kind::WriteZeroes { offset: 4096 + 512, length: 8 * 4096, may_unmap: false };
+        assert_eq!(first(&mut rig, zeroes), Some(9 * 4096));
+    });
+}
+
+/// An offset in the storage is none in the volume.
+#[test]
+fn an_error_of_the_storage_names_no_place_in_the_volume() {
+    let (cipher, unit) = (CIPHERS[0], UNITS[0]);
+    let storage = MemoryMedium::new(STORAGE, false).unwrap();
+    let failing =
+        FaultRule::parse(&format!("read-error@{}+4K", layout(cipher, unit).data_offset(3))).unwrap();
+    make(&storage, cipher, unit, 512);
+    let storage: Arc<dyn Medium> = Arc::new(storage);
+    let mut rig = Rig::new(&open(&storage, cipher, unit));
+    rig.write(0, &[7; 16 * 4096]);
+    rig.close();
+    let storage: Arc<dyn Medium> = Arc::new(FaultMedium::new(storage, failing));
+    let mut rig = Rig::new(&open(&storage, cipher, unit));
+    let into = rig.io.pool().take(16 * 4096).unwrap();
+    let error = rig.results(vec![Kind::Read { offset: 0, into }]).remove(0).unwrap_err();
+    assert_eq!((error.kind, error.offset), (IoErrorKind::Medium, None));
 }
 
 #[test]

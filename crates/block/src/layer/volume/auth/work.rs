@@ -104,6 +104,8 @@ pub(super) enum Part {
 /// A request of the caller, in one part or several of the volume.
 pub(super) struct Parent {
     pub(super) id: crate::RequestId,
+    /// First byte of its range; 0 for a flush.
+    pub(super) offset: u64,
     pub(super) left: u32,
     /// Durable: a flush follows.
     pub(super) flushes: bool,
