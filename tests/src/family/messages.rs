@@ -744,6 +744,10 @@ fn quiet(context: &Context, place: &Place) -> Result<()> {
     ensure!(differ.stdout.starts_with("they differ at offset "), "{}", differ.text());
     ensure!(place.run(context, &["-q", "info", "disk.img"])?.success()?.stdout.contains("1 MiB"));
     place.run(context, &["-q", "info", "none.raw"])?.expect(1)?.says("error: cannot open none.raw")?;
+    let words = ["-q", "volume", "format", "quiet.img,create", "--data-size", "1M", "--type", "luks2"];
+    let costs = ["--key-file", "disk.img", "--pbkdf", "pbkdf2", "--iter-time", "1"];
+    let made = place.run(context, &[&words[..], &costs].concat())?.success()?;
+    ensure!(made.text().trim().is_empty(), "{}", made.text());
     let server =
         Server::start(&mut place.command(context, &["-q", "serve", "disk.img", "--listen", "0"]), 1)?;
     let log = server.running.stderr();

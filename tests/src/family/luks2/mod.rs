@@ -5,6 +5,7 @@ mod desk;
 mod durability;
 mod header;
 mod keys;
+mod locks;
 mod pairs;
 mod refusals;
 
@@ -15,6 +16,7 @@ use crate::{Cases, Context};
 pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
     pairs::examine(context, cases);
     keys::examine(context, cases);
+    locks::examine(context, cases);
     copies::examine(context, cases);
     refusals::examine(context, cases);
     durability::examine(context, cases);

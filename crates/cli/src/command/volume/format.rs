@@ -10,7 +10,7 @@ use serde_json::json;
 use volume::auth::{self, BLOCK_BYTES, Layout, Unit};
 use volume::luks2::{self, AuthCipher, Facts, Format, FormatError, HEADER_AREA_BYTES, Pbkdf, SegmentKind};
 
-use super::{OfVolume, Passphrase, named, pbkdf, random};
+use super::{OfVolume, Passphrase, done, named, pbkdf, random};
 use crate::context::Context;
 use crate::endpoint::Named;
 use crate::error::{Exit, Failure};
@@ -187,6 +187,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
             (storage.map_err(|error| Failure::open(ATTEMPTED, text.clone(), &error))?, MadeFile(None))
         }
     };
+    let _lock = args.of.lock(context, ATTEMPTED)?;
     let written = luks2::format(&mut storage, &format, &secret, &pbkdf, &mut random);
     let object = args.of.header.as_ref().map_or(text.clone(), |path| path.display().to_string());
     let (header, _key) = written.map_err(|error| failure(&object, &error))?;
@@ -262,6 +263,7 @@ fn auth(
         }
         None => (None, MadeFile(None)),
     };
+    let _lock = args.of.lock(context, ATTEMPTED)?;
     let written = luks2::format(detached.as_mut().unwrap_or(&mut data), &format, secret, pbkdf, &mut random);
     let object = args.of.header.as_ref().map_or(text.clone(), |path| path.display().to_string());
     let (header, key) = written.map_err(|error| failure(&object, &error))?;
@@ -296,7 +298,7 @@ fn say(
         }));
     } else {
         let uuid = &facts.uuid;
-        output::line(&format!("made a volume for {} of data, UUID {uuid}", units::bytes(data_bytes)));
+        done(context, &format!("made a volume for {} of data, UUID {uuid}", units::bytes(data_bytes)));
         let header = args.of.header.as_ref().map(|path| format!(",header={}", path.display()));
         let header = header.unwrap_or_default();
         let place = named.without(&["create", "size"]);

@@ -8,7 +8,7 @@ use clap::Subcommand;
 use serde_json::json;
 use volume::luks2::{self, Backup, ReadError, RestoreError};
 
-use super::{OfVolume, random};
+use super::{OfVolume, Use, done, random};
 use crate::context::Context;
 use crate::error::{Exit, Failure};
 use crate::output;
@@ -84,7 +84,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
 }
 
 fn backup(context: &Context, args: &BackupArgs) -> Result<Exit, Failure> {
-    let mut opened = args.of.open(context, false, "back up the header of")?;
+    let mut opened = args.of.open(context, Use::Read, "back up the header of")?;
     let bytes = opened.header.backup(&mut opened.storage).map_err(|error| match error {
         ReadError::Refused(refusal) => {
             Failure::refused("back up the header of", opened.text.clone(), refusal)
@@ -111,7 +111,7 @@ fn backup(context: &Context, args: &BackupArgs) -> Result<Exit, Failure> {
             "schema": output::SCHEMA, "endpoint": opened.text, "uuid": uuid, "file": file, "bytes": bytes.len(),
         }));
     } else {
-        output::line(&format!("wrote the header of {uuid} to {file}"));
+        done(context, &format!("wrote the header of {uuid} to {file}"));
     }
     Ok(Exit::Done)
 }
@@ -126,7 +126,8 @@ fn restore(context: &Context, args: &RestoreArgs) -> Result<Exit, Failure> {
         .map_err(failed)?;
     let backup = Backup::parse(bytes, args.of.place())
         .map_err(|refusal| Failure::refused("restore the header from", file.clone(), refusal))?;
-    let (text, mut storage) = args.of.storage(context, true, ATTEMPTED)?;
+    let (text, mut storage) = args.of.storage(context, Use::Replace, ATTEMPTED)?;
+    let _lock = args.of.lock(context, ATTEMPTED)?;
     let uuid = backup.header().facts().uuid;
     let there = luks2::read(&mut storage, args.of.place()).map(|header| header.facts().uuid);
     match there {
@@ -151,7 +152,7 @@ fn restore(context: &Context, args: &RestoreArgs) -> Result<Exit, Failure> {
     if args.json {
         output::json(&json!({ "schema": output::SCHEMA, "endpoint": text, "uuid": uuid }));
     } else {
-        output::line(&format!("restored the header of {uuid}"));
+        done(context, &format!("restored the header of {uuid}"));
     }
     Ok(Exit::Done)
 }

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use volume::luks2::{Copies, Pbkdf, Priority, SegmentKind, SlotFacts};
 
-use super::OfVolume;
+use super::{OfVolume, Use};
 use crate::context::Context;
 use crate::error::{Exit, Failure};
 use crate::{output, units};
@@ -24,7 +24,7 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
-    let opened = args.of.open(context, false, "read the volume's header of")?;
+    let opened = args.of.open(context, Use::Read, "read the volume's header of")?;
     let facts = opened.header.facts();
     let (kind, sector) = match facts.segment.kind {
         SegmentKind::Crypt { sector_bytes } => ("luks2", sector_bytes),

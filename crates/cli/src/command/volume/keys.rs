@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::Subcommand;
 use serde_json::json;
 
-use super::{OfVolume, Passphrase, pbkdf, random};
+use super::{OfVolume, Passphrase, Use, done, pbkdf, random};
 use crate::context::Context;
 use crate::error::{Exit, Failure};
 use crate::output;
@@ -127,13 +127,14 @@ impl NewPassphrase {
 
 pub(super) fn passwd(context: &Context, args: &PasswdArgs) -> Result<Exit, Failure> {
     const ATTEMPTED: &str = "change the passphrase of";
-    let mut opened = args.common.of.open(context, true, ATTEMPTED)?;
+    let mut opened = args.common.of.open(context, Use::Change, ATTEMPTED)?;
     let (slot, key) = opened.unlock(&args.common.passphrase.source(), ATTEMPTED)?;
     let secret = args.new.read(&opened.text)?;
     let pbkdf = args.pbkdf.costs()?;
+    let _lock = args.common.of.lock(context, ATTEMPTED)?;
     let changed = opened.header.change_key(&mut opened.storage, slot, &key, &secret, &pbkdf, &mut random);
     opened.changed(ATTEMPTED, changed)?;
-    say(args.common.json, &opened.text, slot, "the passphrase was changed");
+    say(context, args.common.json, &opened.text, slot, "the passphrase was changed");
     Ok(Exit::Done)
 }
 
@@ -146,33 +147,35 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
 
 fn add(context: &Context, args: &AddArgs) -> Result<Exit, Failure> {
     const ATTEMPTED: &str = "add a passphrase to";
-    let mut opened = args.common.of.open(context, true, ATTEMPTED)?;
+    let mut opened = args.common.of.open(context, Use::Change, ATTEMPTED)?;
     let (_, key) = opened.unlock(&args.common.passphrase.source(), ATTEMPTED)?;
     let secret = args.new.read(&opened.text)?;
     let pbkdf = args.pbkdf.costs()?;
+    let _lock = args.common.of.lock(context, ATTEMPTED)?;
     let added = opened.header.add_key(&mut opened.storage, &key, &secret, &pbkdf, &mut random);
     let slot = opened.changed(ATTEMPTED, added)?;
-    say(args.common.json, &opened.text, slot, "a passphrase was added");
+    say(context, args.common.json, &opened.text, slot, "a passphrase was added");
     Ok(Exit::Done)
 }
 
 fn remove(context: &Context, args: &RemoveArgs) -> Result<Exit, Failure> {
     const ATTEMPTED: &str = "remove a passphrase of";
-    let mut opened = args.common.of.open(context, true, ATTEMPTED)?;
+    let mut opened = args.common.of.open(context, Use::Change, ATTEMPTED)?;
     let slot = match args.slot {
         Some(slot) => slot,
         None => opened.unlock(&args.common.passphrase.source(), ATTEMPTED)?.0,
     };
+    let _lock = args.common.of.lock(context, ATTEMPTED)?;
     let removed = opened.header.remove_key(&mut opened.storage, slot, args.force, &mut random);
     opened.changed(ATTEMPTED, removed)?;
-    say(args.common.json, &opened.text, slot, "the passphrase was removed");
+    say(context, args.common.json, &opened.text, slot, "the passphrase was removed");
     Ok(Exit::Done)
 }
 
-fn say(is_json: bool, text: &str, slot: u8, what: &str) {
+fn say(context: &Context, is_json: bool, text: &str, slot: u8, what: &str) {
     if is_json {
         output::json(&json!({ "schema": output::SCHEMA, "endpoint": text, "slot": slot }));
     } else {
-        output::line(&format!("{what}: key slot {slot}"));
+        done(context, &format!("{what}: key slot {slot}"));
     }
 }

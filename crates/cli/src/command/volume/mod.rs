@@ -9,13 +9,15 @@ mod pbkdf;
 use std::path::PathBuf;
 
 use block::layer::volume as layer;
-use block::{Blocking, OpenOptions};
+use block::{Blocking, Location, OpenOptions, Spec};
 use clap::Subcommand;
+use host::{HeaderLock, HeaderLockError};
 use volume::luks2::{self, ChangeError, Header, Place, VolumeKey};
 
 use crate::context::Context;
 use crate::endpoint::Named;
 use crate::error::{Exit, Failure};
+use crate::output;
 use crate::passphrase::Source;
 
 /// Make and open encrypted volumes on storage of others
@@ -99,6 +101,15 @@ impl Passphrase {
     }
 }
 
+/// What a command does with the header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Use {
+    Read,
+    /// Changes key slots, also of a volume in use, which does not access its header after it was unlocked.
+    Change,
+    Replace,
+}
+
 /// A header and the storage that it lies on.
 struct Opened {
     text: String,
@@ -112,12 +123,8 @@ impl OfVolume {
     }
 
     /// Opens the storage of the header, which is not read yet.
-    fn storage(
-        &self,
-        context: &Context,
-        writable: bool,
-        attempted: &str,
-    ) -> Result<(String, Blocking), Failure> {
+    fn storage(&self, context: &Context, used: Use, attempted: &str) -> Result<(String, Blocking), Failure> {
+        let writable = used != Use::Read;
         if let Some(path) = &self.header {
             let text = path.display().to_string();
             let opened = layer::detached(path, writable);
@@ -127,18 +134,45 @@ impl OfVolume {
             };
         }
         let named = named(context, &self.endpoint)?;
-        let options = OpenOptions { writable, request_alignment: 4096, allow_in_use: !writable };
+        let options = OpenOptions { writable, request_alignment: 4096, allow_in_use: used != Use::Replace };
         let medium = named.open_to(attempted, context, &options)?;
         let storage = Blocking::attach(&*medium)
             .map_err(|error| Failure::open(attempted, named.text.clone(), &error))?;
         Ok((named.text, storage))
     }
 
-    fn open(&self, context: &Context, writable: bool, attempted: &str) -> Result<Opened, Failure> {
-        let (text, mut storage) = self.storage(context, writable, attempted)?;
+    fn open(&self, context: &Context, used: Use, attempted: &str) -> Result<Opened, Failure> {
+        let (text, mut storage) = self.storage(context, used, attempted)?;
         let header = luks2::read(&mut storage, self.place())
             .map_err(|error| Failure::open(attempted, text.clone(), &layer::read_error(error)))?;
         Ok(Opened { text, storage, header })
+    }
+}
+
+impl OfVolume {
+    /// cryptsetup's lock of the header, which is taken after passphrases were asked for. `None`: the storage is remote, or the
+    /// lock cannot be used; then a change by another program is only noticed, by the header's sequence number.
+    fn lock(&self, context: &Context, attempted: &str) -> Result<Option<HeaderLock>, Failure> {
+        let path = match (&self.header, Spec::parse(&self.endpoint)) {
+            (Some(path), _) => path.clone(),
+            (None, Ok(Spec { location: Location::File(path), .. })) => path,
+            _ => return Ok(None),
+        };
+        let text = path.display().to_string();
+        match HeaderLock::take(&path) {
+            Ok(lock) => Ok(lock),
+            Err(HeaderLockError::Held) => {
+                let cause = "another program holds the lock of its header";
+                Err(Failure::refused(attempted, text, cause)
+                    .hint("try again when cryptsetup, or the other hikyaku, has ended"))
+            }
+            Err(HeaderLockError::Io(error)) => {
+                context.warn(&format!(
+                    "cryptsetup's lock of {text} cannot be taken ({error}): do not change the header with cryptsetup at the same time"
+                ));
+                Ok(None)
+            }
+        }
     }
 }
 
@@ -179,6 +213,13 @@ fn named(context: &Context, words: &str) -> Result<Named, Failure> {
         return Err(Failure::usage("understand the endpoint", named.text, cause).hint("leave out volume="));
     }
     Ok(named)
+}
+
+/// Prints what a command has done.
+fn done(context: &Context, text: &str) {
+    if !context.quiet {
+        output::line(text);
+    }
 }
 
 /// Random bytes of the kernel.
