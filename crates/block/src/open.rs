@@ -39,6 +39,7 @@ pub const LOCAL_OPTIONS: &[&str] = &[
     "password-file",
     "key-file",
     "header",
+    "freshness",
 ];
 
 impl From<SpecError> for OpenError {

@@ -117,7 +117,8 @@ Options of an endpoint:
   NBD export      timeout=30s
   sealed volume   volume=luks2, password-file=FILE (its first line),
                   key-file=FILE (all of it) [asked at the terminal],
-                  header=FILE; of a plain disk: view=luks2,header=FILE
+                  header=FILE; of a plain disk: view=luks2,header=FILE;
+                  volume=auth: freshness=FILE refuses older states
 Sizes: K M G T are binary, kB MB GB TB decimal.
 
 Exit codes:

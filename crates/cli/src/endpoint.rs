@@ -51,7 +51,7 @@ pub(crate) fn is_option(name: &str) -> bool {
 }
 
 /// Options whose values are paths.
-pub(crate) const FILE_OPTIONS: [&str; 8] = [
+pub(crate) const FILE_OPTIONS: [&str; 9] = [
     "tls",
     "identity",
     "psk-file",
@@ -60,6 +60,7 @@ pub(crate) const FILE_OPTIONS: [&str; 8] = [
     "password-file",
     "key-file",
     "header",
+    "freshness",
 ];
 
 /// An endpoint as typed by the user, without its secrets.

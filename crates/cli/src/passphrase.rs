@@ -124,7 +124,7 @@ impl Passphrases {
                 "{name} makes or resizes storage, not a volume; hikyaku volume format makes one"
             ));
         }
-        match ["password-file", "key-file", "header"].iter().copied().find(is_set) {
+        match ["password-file", "key-file", "header", "freshness"].iter().copied().find(is_set) {
             Some(name) if !is_set(&"volume") && !is_set(&"view") => {
                 Err(format!("{name} belongs to a sealed volume; volume=luks2 opens one"))
             }

@@ -28,12 +28,17 @@ struct Place {
     dir: TempDir,
     cipher: &'static str,
     unit: u64,
+    with_freshness: bool,
 }
 
 impl Place {
     fn new(context: &Context, cipher: &'static str, unit: u64) -> Result<Self> {
+        Self::of(context, (cipher, unit), false)
+    }
+
+    fn of(context: &Context, (cipher, unit): (&'static str, u64), with_freshness: bool) -> Result<Self> {
         let dir = scratch()?;
-        let place = Self { dir, cipher, unit };
+        let place = Self { dir, cipher, unit, with_freshness };
         let mut file = OpenOptions::new();
         std::io::Write::write_all(
             &mut file.write(true).create_new(true).mode(0o600).open(place.pw())?,
@@ -58,13 +63,18 @@ impl Place {
         let words =
             ["volume", "format", &place, "--type", "auth", "--cipher", self.cipher, "--data-size", &size];
         let costs = ["--pbkdf", "pbkdf2", "--iter-time", "1", "--password-file", &pw];
-        context.ours(&[&words[..], &costs].concat(), LIMIT)?.success().map(drop)
+        let fresh = self.path("fresh").display().to_string();
+        let freshness: &[&str] = if self.with_freshness { &["--freshness", &fresh] } else { &[] };
+        context.ours(&[&words[..], &costs, freshness].concat(), LIMIT)?.success().map(drop)
     }
 
     /// The endpoint of the volume, with these layers beneath it.
     fn sealed(&self, name: &str, beneath: &str) -> String {
         let (path, pw) = (self.path(name), self.pw());
-        format!("{}{beneath},volume=auth,password-file={}", path.display(), pw.display())
+        let fresh = self.path("fresh");
+        let fresh =
+            if self.with_freshness { format!(",freshness={}", fresh.display()) } else { String::new() };
+        format!("{}{beneath},volume=auth,password-file={}{fresh}", path.display(), pw.display())
     }
 
     fn compare(&self, context: &Context, plain: &Path, sealed: &str) -> Result<Output> {
@@ -97,11 +107,12 @@ fn copies(context: &Context, cipher: &'static str, unit: u64) -> Result<()> {
 }
 
 /// The power fails in the middle of overlapping writes, discards and flushes; nothing that was flushed is lost.
-fn cuts(context: &Context, cipher: &'static str, unit: u64) -> Result<()> {
-    let place = Place::new(context, cipher, unit)?;
+fn cuts(context: &Context, cipher: &'static str, unit: u64, with_freshness: bool) -> Result<()> {
+    let place = Place::of(context, (cipher, unit), with_freshness)?;
     let mut random = context.rng(&format!("auth/cuts/{cipher}/{unit}"));
     let journal = place.path("journal").display().to_string();
-    for _ in 0..context.amount(CUTS, CUTS_FULL) {
+    let cuts = if with_freshness { CUTS / 2 } else { CUTS };
+    for _ in 0..context.amount(cuts, CUTS_FULL) {
         let (after, seed) = (random.random_range(20..900), random.random::<u32>());
         let beneath = format!(",crash=after={after}:seed={seed}:unit={unit}");
         let what = format!("{cipher}, unit {unit}, after {after}, seed {seed}");
@@ -263,6 +274,51 @@ fn a_failed_check_names_its_lba(context: &Context, block_bytes: u64) -> Result<(
     Ok(())
 }
 
+/// The provider returns the volume of an earlier session, or parts of it; then the file is not the volume's.
+fn older_states(context: &Context, cipher: &'static str, unit: u64) -> Result<()> {
+    let place = Place::of(context, (cipher, unit), true)?;
+    let (sealed, image, fresh) =
+        (place.sealed("sealed.img", ""), place.path("sealed.img"), place.path("fresh"));
+    let mut states = Vec::new();
+    let mut plain = PathBuf::new();
+    for (seed, backend) in [(21, "uring"), (22, "portable")] {
+        plain = random_file(place.path(&format!("plain-{seed}")), BYTES, seed)?;
+        let mut copy = context.command();
+        copy.env("HIKYAKU_IO", backend);
+        copy.args(["copy", &plain.display().to_string(), &sealed, "--verify", "--force"]);
+        run(&mut copy, LIMIT)?.success()?;
+        states.push((std::fs::read(&image)?, std::fs::read(&fresh)?));
+    }
+    let [(old, old_fresh), (now, now_fresh)] = &states[..] else { unreachable!("two states") };
+    let compare = || place.compare(context, &plain, &sealed);
+    compare()?.success()?;
+    std::fs::write(&image, old)?;
+    compare()?.expect(6)?.says("an older state of the volume")?;
+    // Behind superblock and map: contexts and data.
+    let (map, data) = ((16 << 20) + 8192, now.len() - BYTES as usize);
+    std::fs::write(&image, [&now[..map + 4096], &old[map + 4096..]].concat())?;
+    compare()?.expect(1)?.says("an older state of block 0")?;
+    std::fs::write(&image, [&now[..data], &old[data..]].concat())?;
+    compare()?.expect(1)?.says("block 0 does not verify")?;
+    std::fs::write(&image, now)?;
+    compare()?.success()?;
+    for (file, said) in [(&old_fresh[..], "an older copy"), (&now_fresh[..9000], "shorter")] {
+        std::fs::write(&fresh, file)?;
+        compare()?.expect(6)?.says(said)?;
+    }
+    std::fs::remove_file(&fresh)?;
+    compare()?.expect(1)?.says("opening the freshness file")?;
+    std::fs::write(&fresh, now_fresh)?;
+    compare()?.success()?;
+    // Written without the file.
+    let without = sealed.split(",freshness=").next().expect("a first part");
+    context.ours(&["copy", &plain.display().to_string(), without, "--force"], LIMIT)?.success()?;
+    compare()?.expect(6)?.says("written without this freshness file")?;
+    let luks2 = sealed.replace("volume=auth", "volume=luks2");
+    context.ours(&["info", &luks2], LIMIT)?.expect(2)?.says("freshness")?;
+    Ok(())
+}
+
 fn cryptsetup_sees_the_header(context: &Context) -> Result<()> {
     let place = Place::new(context, CIPHERS[0], 4096)?;
     let secret = place.path("secret");
@@ -320,7 +376,7 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
             cases.check_some(("copies", 2), &format!("copies-{cipher}-{unit}"), || {
                 copies(context, cipher, unit)
             });
-            cases.check(&format!("cuts-{cipher}-{unit}"), || cuts(context, cipher, unit));
+            cases.check(&format!("cuts-{cipher}-{unit}"), || cuts(context, cipher, unit, false));
             cases.check_some(("changes", 1), &format!("changes-{cipher}-{unit}"), || {
                 changes_by_the_provider(context, cipher, unit)
             });
@@ -329,6 +385,10 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
     for block_bytes in [512, 4096] {
         let name = format!("a-failed-check-names-its-lba-{block_bytes}");
         cases.check(&name, || a_failed_check_names_its_lba(context, block_bytes));
+    }
+    for (cipher, unit) in CIPHERS.into_iter().zip(UNITS) {
+        cases.check(&format!("cuts-freshness-{cipher}-{unit}"), || cuts(context, cipher, unit, true));
+        cases.check(&format!("older-states-{cipher}-{unit}"), || older_states(context, cipher, unit));
     }
     cases.check("cryptsetup-sees-the-header", || cryptsetup_sees_the_header(context));
     cases.check("a-view-is-the-volume-of-its-storage", || a_view_is_the_volume_of_its_storage(context));

@@ -34,6 +34,7 @@ pub const OPTIONS: &[&str] = &[
     "password-file",
     "key-file",
     "header",
+    "freshness",
 ];
 
 /// Wraps `medium` in the layers named in `spec`; the leftmost is nearest to the storage. A volume is unlocked here, for

@@ -77,6 +77,11 @@ impl Cache {
         self.dirty.insert(number);
     }
 
+    /// A page that stays until the cache is dropped.
+    pub(super) fn hold(&mut self, number: u64, contexts: ContextPage) {
+        self.add(number, 1, Some(contexts));
+    }
+
     pub(super) fn unpin(&mut self, page: u64) {
         if let Some(page) = self.pages.get_mut(&page) {
             page.pins -= 1;

@@ -107,6 +107,7 @@ pub(super) enum Pair {
 const PAIRS_MAX: usize = PAGE_BYTES / 64;
 
 /// The bytes of a page, and which of its blocks are unwritten.
+#[derive(Clone)]
 pub(super) struct ContextPage {
     bytes: Box<[u8; PAGE_BYTES]>,
     unwritten: u64,
@@ -145,8 +146,18 @@ impl ContextPage {
     }
 
     fn slots(&self, cipher: Cipher, index: usize) -> (&[u8], &[u8]) {
-        let pair = &self.bytes[cipher.pair_offset(index)..][..2 * cipher.slot_bytes()];
-        pair.split_at(cipher.slot_bytes())
+        self.pair_bytes(cipher, index).split_at(cipher.slot_bytes())
+    }
+
+    pub(super) fn pair_bytes(&self, cipher: Cipher, index: usize) -> &[u8] {
+        &self.bytes[cipher.pair_offset(index)..][..2 * cipher.slot_bytes()]
+    }
+
+    /// Takes the pair of a block as it is in another state of the page.
+    pub(super) fn copy_pair(&mut self, cipher: Cipher, index: usize, from: &Self) {
+        let at = cipher.pair_offset(index);
+        self.bytes[at..at + 2 * cipher.slot_bytes()].copy_from_slice(from.pair_bytes(cipher, index));
+        self.unwritten = self.unwritten & !(1 << index) | from.unwritten & 1 << index;
     }
 
     fn slots_mut(&mut self, cipher: Cipher, index: usize) -> (&mut [u8], &mut [u8]) {

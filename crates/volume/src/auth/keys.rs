@@ -54,6 +54,7 @@ impl Keys {
             data: expand(&self.extracted, "data", &parameters),
             unwritten: expand(&self.extracted, "unwritten", &parameters),
             meta: expand(&self.extracted, "meta", &parameters),
+            ledger: expand(&self.extracted, "freshness", &parameters),
         }
     }
 }
@@ -63,6 +64,8 @@ pub(super) struct EpochKeys {
     pub(super) data: Key,
     pub(super) unwritten: Key,
     pub(super) meta: Key,
+    /// Of what the freshness file says.
+    pub(super) ledger: Key,
 }
 
 /// Each as a one-byte tag and its value, so that no two lists have equal bytes.

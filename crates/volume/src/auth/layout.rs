@@ -104,7 +104,7 @@ pub enum LayoutError {
 pub(super) const PAGES_PER_GROUP: u64 = 4;
 /// Bytes of a sector of the map that hold bits; its tag follows.
 pub(super) const MAP_BITS_BYTES: usize = SECTOR_BYTES - super::keys::TAG_BYTES;
-const GROUPS_PER_SECTOR: u64 = MAP_BITS_BYTES as u64 * 8;
+pub(super) const GROUPS_PER_SECTOR: u64 = MAP_BITS_BYTES as u64 * 8;
 const SECTORS_PER_PAGE: u64 = (PAGE_BYTES / SECTOR_BYTES) as u64;
 /// Most blocks: 16 PiB. The map then takes 2 GiB of storage.
 const BLOCKS_MAX: u64 = 1 << 42;

@@ -43,14 +43,18 @@ impl Groups {
         }
     }
 
+    /// The bits of a sector of the map.
+    pub(super) fn sector(&self, sector: u64) -> [u8; MAP_BITS_BYTES] {
+        let first = sector as usize * MAP_BITS_BYTES;
+        std::array::from_fn(|index| self.byte(first + index))
+    }
+
     /// A page of the map.
     pub(super) fn emit_page(&self, keys: &EpochKeys, page: u64) -> [u8; PAGE_BYTES] {
         let mut bytes = [0; PAGE_BYTES];
         for (sector, bytes) in (page * 8..).zip(bytes.chunks_exact_mut(SECTOR_BYTES)) {
             let (bits, tag) = bytes.split_at_mut(MAP_BITS_BYTES);
-            for (index, byte) in (sector as usize * MAP_BITS_BYTES..).zip(bits.iter_mut()) {
-                *byte = self.byte(index);
-            }
+            bits.copy_from_slice(&self.sector(sector));
             tag.copy_from_slice(&keys::tag(&keys.meta, "map", sector, bits));
         }
         bytes

@@ -12,6 +12,7 @@ mod format;
 mod journal;
 mod keys;
 mod layout;
+mod ledger;
 mod map;
 mod pool;
 mod sealer;
@@ -23,6 +24,7 @@ pub use context::{Context, Generation};
 pub use format::format;
 pub use keys::Keys;
 pub use layout::{Cipher, Layout, LayoutError, Unit};
+pub use ledger::{LedgerError, format_ledger, ledger_bytes};
 pub use sealer::{Broken, Sealer};
 pub use superblock::Superblock;
 pub use volume::{
@@ -51,6 +53,11 @@ pub const FRESH_BLOCKS_MAX: usize = 32768;
 pub const FRESH_PAGES_MAX: usize = 1024;
 /// Groups whose first blocks wait for a flush: 64 GiB, 40 GiB of AEGIS-256X4.
 pub const PENDING_GROUPS_MAX: usize = 65536;
+/// Of a volume with a ledger, whose log has two images of each page: pages of contexts that a round may overwrite, and
+/// as many in which it writes blocks for the first time.
+pub const LEDGER_PAGES_MAX: usize = 512;
+/// Of a volume with a ledger, which keeps the tags of their pages in memory: groups whose first blocks wait for a flush.
+pub const LEDGER_GROUPS_MAX: usize = 16384;
 /// Discarded ranges that wait for a flush.
 pub const DISCARDS_MAX: usize = 256;
 /// Pages of contexts in memory that no request or batch needs at the moment: 16 MiB.

@@ -5,8 +5,9 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
 use super::Random;
 use super::disk::{Disk, Image, Piece};
-use super::machine::{Machine, formatted};
-use volume::auth::{BLOCK_BYTES, Cipher, Request, RequestId, Unit};
+use super::file::File;
+use super::machine::{Machine, SEGMENT, formatted, formatted_ledger};
+use volume::auth::{BLOCK_BYTES, Cipher, Layout, PAGE_BYTES, Request, RequestId, Unit};
 
 const BLOCKS: u64 = 4;
 
@@ -54,7 +55,9 @@ impl Expectation {
         }
     }
 
-    fn collect(&mut self, machine: &mut Machine) {
+    /// Whether a flush ended.
+    fn collect(&mut self, machine: &mut Machine) -> bool {
+        let mut has_flushed = false;
         for completed in machine.completed.drain(..) {
             completed.result.expect("nothing fails");
             if let Some((_, block, index)) = self.writes.iter().find(|(id, ..)| *id == completed.id) {
@@ -62,11 +65,13 @@ impl Expectation {
                 *last = (*last).max(*index);
             }
             if let Some((_, floors)) = self.flushes.iter().find(|(id, _)| *id == completed.id) {
+                has_flushed = true;
                 for (floor, index) in self.floors.iter_mut().zip(floors) {
                     *floor = (*floor).max(*index);
                 }
             }
         }
+        has_flushed
     }
 
     fn allowed(&self, block: u64) -> Vec<Version> {
@@ -80,12 +85,16 @@ struct Checker {
     unit: Unit,
     seen: HashSet<u64>,
     images: usize,
+    /// Images with returned parts.
+    returned: usize,
     /// Whether recovery is cut as well.
     cuts_recovery: bool,
     /// Whether every subset of the pieces is looked at, not only of the writes.
     cuts_pieces: bool,
     /// Whether the process is killed instead, and the power fails while another one recovers and writes.
     kills: bool,
+    /// States of the disk when flushes ended: the provider returns them, or parts of them, to a volume with a ledger.
+    flushed: Vec<Image>,
     random: Random,
 }
 
@@ -93,6 +102,8 @@ struct Checker {
 const PIECES_MAX: usize = 12;
 /// Torn images of each kind, where not every subset of the pieces is looked at.
 const TORN: usize = 4;
+/// Most sectors of the file of which every subset is looked at.
+const FILE_PIECES_MAX: usize = 3;
 
 impl Checker {
     fn new(unit: Unit) -> Self {
@@ -101,11 +112,31 @@ impl Checker {
             unit,
             seen: HashSet::new(),
             images: 0,
+            returned: 0,
             cuts_recovery: unit == Unit::Bytes512,
             cuts_pieces: unit == Unit::Bytes4096,
             kills: false,
+            flushed: Vec::new(),
             random: Random(1),
         }
+    }
+
+    /// The file after crashes of the client: every subset of few sectors, some of many.
+    fn files(&mut self, file: Option<&File>) -> Vec<Option<Vec<u8>>> {
+        let Some(file) = file else { return vec![None] };
+        let pieces = file.volatile();
+        let all = (1_u64 << pieces.len().min(63)) - 1;
+        assert!(pieces.len() <= 64, "{} sectors", pieces.len());
+        let masks: Vec<u64> = if pieces.len() <= FILE_PIECES_MAX {
+            (0..=all).collect()
+        } else {
+            vec![0, all, self.random.next() & all]
+        };
+        let kept = |mask: u64| {
+            let chosen = pieces.iter().enumerate().filter(move |(index, _)| mask >> index & 1 == 1);
+            chosen.map(|(_, piece)| piece)
+        };
+        masks.into_iter().map(|mask| Some(file.image(kept(mask)))).collect()
     }
 
     fn subsets(&mut self, disk: &Disk) -> Vec<Image> {
@@ -142,26 +173,78 @@ impl Checker {
         masks.into_iter().map(|mask| disk.image(kept(mask))).collect()
     }
 
-    fn check(&mut self, disk: &Disk, expectation: &Expectation, what: &dyn Fn() -> String) {
+    fn collect(&mut self, expectation: &mut Expectation, machine: &mut Machine) {
+        if expectation.collect(machine) && machine.file.is_some() {
+            self.flushed.push(machine.disk.image(machine.disk.volatile().into_iter().flatten()));
+        }
+    }
+
+    fn check(&mut self, machine: &Machine, expectation: &Expectation, what: &dyn Fn() -> String) {
         if self.kills {
-            return self.kill(disk, expectation, what);
+            return self.kill(machine, expectation, what);
         }
         let allowed: Vec<Vec<Version>> = (0..BLOCKS).map(|block| expectation.allowed(block)).collect();
-        for image in self.subsets(disk) {
-            self.check_image(&image, &allowed, self.cuts_recovery, what);
+        let files = self.files(machine.file.as_ref());
+        for image in self.subsets(&machine.disk) {
+            for file in &files {
+                self.check_image(&image, file.as_deref(), &allowed, self.cuts_recovery, what);
+            }
+        }
+        if let Some(file) = &machine.file {
+            let file = file.kept();
+            let now = machine.disk.image(machine.disk.volatile().into_iter().flatten());
+            for returned in std::mem::take(&mut self.flushed) {
+                for (part, image) in returns(self.cipher, self.unit, &now, &returned) {
+                    self.check_returned(&image, &file, &allowed, &|| format!("{part} returned, {}", what()));
+                }
+                self.flushed.push(returned);
+            }
+        }
+    }
+
+    /// Blocks of a disk whose parts the provider exchanged for older ones are errors or versions that power loss could
+    /// leave.
+    fn check_returned(
+        &mut self,
+        image: &Image,
+        file: &[u8],
+        allowed: &[Vec<Version>],
+        what: &dyn Fn() -> String,
+    ) {
+        let mut hasher = DefaultHasher::new();
+        (image.digest(), file, allowed, "returned").hash(&mut hasher);
+        if !self.seen.insert(hasher.finish()) {
+            return;
+        }
+        self.returned += 1;
+        let disk = Disk::new(self.unit, image.clone());
+        let file = Some(File::new(file.to_vec()));
+        let mut machine = Machine::with_file(self.cipher, disk, file, false, Random(2));
+        machine.run();
+        for block in 0..BLOCKS {
+            let Ok(read) = machine.read(block) else { continue };
+            let mut versions = allowed[block as usize].iter();
+            assert!(
+                versions.any(|version| content(block, *version) == read),
+                "block {block} holds {:x?}.., not one of versions {:?}: {}",
+                &read[..4],
+                allowed[block as usize],
+                what(),
+            );
         }
     }
 
     /// The process ends while the storage goes on, so that what is not durable is seen by the next process. That one
     /// overwrites a block.
-    fn kill(&mut self, disk: &Disk, expectation: &Expectation, what: &dyn Fn() -> String) {
+    fn kill(&mut self, killed: &Machine, expectation: &Expectation, what: &dyn Fn() -> String) {
         self.kills = false;
         let mut expectation = expectation.clone();
         expectation.completed.clone_from(&expectation.floors);
         expectation.writes.clear();
         expectation.flushes.clear();
-        let mut machine = Machine::new(self.cipher, disk.after_kill(&mut self.random), Random(3));
-        machine.is_ordered = true;
+        let (disk, file) =
+            (killed.disk.after_kill(&mut self.random), killed.file.as_ref().map(File::after_kill));
+        let mut machine = Machine::with_file(self.cipher, disk, file, false, Random(3));
         let version = 15;
         expectation.versions[0].push(version);
         let request = Request::Write { offset: 0, length: BLOCK_BYTES as u64 };
@@ -174,7 +257,7 @@ impl Checker {
             }
             while machine.step() {
                 expectation.collect(&mut machine);
-                self.check(&machine.disk, &expectation, &|| format!("{}; killed", what()));
+                self.check(&machine, &expectation, &|| format!("{}; killed", what()));
             }
         }
         self.kills = true;
@@ -183,32 +266,48 @@ impl Checker {
     fn check_image(
         &mut self,
         image: &Image,
+        file: Option<&[u8]>,
         allowed: &[Vec<Version>],
         cuts_recovery: bool,
         what: &dyn Fn() -> String,
     ) {
         let mut hasher = DefaultHasher::new();
-        (image.digest(), allowed, cuts_recovery).hash(&mut hasher);
+        (image.digest(), file, allowed, cuts_recovery).hash(&mut hasher);
         if !self.seen.insert(hasher.finish()) {
             return;
         }
         self.images += 1;
-        let mut machine = Machine::new(self.cipher, Disk::new(self.unit, image.clone()), Random(2));
-        machine.is_ordered = true;
+        let open = |is_read_only| {
+            let disk = Disk::new(self.unit, image.clone());
+            let file = file.map(|file| File::new(file.to_vec()));
+            Machine::with_file(self.cipher, disk, file, is_read_only, Random(2))
+        };
+        let mut machine = open(false);
+        let mut reader = file.map(|_| open(true));
         let mut steps = 0;
         while machine.step() {
             steps += 1;
-            if cuts_recovery && !machine.disk.volatile().is_empty() {
+            let file_changes = || machine.file.as_ref().is_some_and(|file| !file.volatile().is_empty());
+            if cuts_recovery && (!machine.disk.volatile().is_empty() || file_changes()) {
+                let files = self.files(machine.file.as_ref());
                 for image in self.subsets(&machine.disk) {
-                    self.check_image(&image, allowed, false, &|| {
-                        format!("{}; recovery cut at {steps}", what())
-                    });
+                    for file in &files {
+                        self.check_image(&image, file.as_deref(), allowed, false, &|| {
+                            format!("{}; recovery cut at {steps}", what())
+                        });
+                    }
                 }
             }
+        }
+        if let Some(reader) = &mut reader {
+            reader.run();
         }
         for block in 0..BLOCKS {
             let read =
                 machine.read(block).unwrap_or_else(|error| panic!("block {block}: {error:?}: {}", what()));
+            if let Some(reader) = &mut reader {
+                assert_eq!(reader.read(block), Ok(read.clone()), "block {block} by a reader: {}", what());
+            }
             let found = allowed[block as usize].iter().find(|version| content(block, **version) == read);
             assert!(
                 found.is_some(),
@@ -219,6 +318,39 @@ impl Checker {
             );
         }
     }
+}
+
+/// The disk with a part of another state of it, or all but that part; with what was returned.
+fn returns(cipher: Cipher, unit: Unit, now: &Image, returned: &Image) -> Vec<(String, Image)> {
+    let layout = Layout::new(cipher, unit, SEGMENT, BLOCKS).expect("a layout");
+    let page = PAGE_BYTES as u64;
+    let contexts = layout.map().end;
+    let journal = contexts + 4 * page;
+    let mut parts = vec![
+        ("superblocks".to_owned(), layout.superblock(0)..layout.map().start),
+        ("map".to_owned(), layout.map()),
+        ("contexts".to_owned(), contexts..journal),
+        ("journal".to_owned(), journal..layout.data_offset(0)),
+    ];
+    parts.extend(
+        (0..BLOCKS).map(|block| {
+            (format!("block {block}"), layout.data_offset(block)..layout.data_offset(block + 1))
+        }),
+    );
+    let mut images = vec![("all".to_owned(), returned.clone())];
+    for (name, range) in parts {
+        for (name, into, from) in [(name.clone(), now, returned), (format!("all but {name}"), returned, now)]
+        {
+            let mut image = into.clone();
+            let mut bytes = [0; PAGE_BYTES];
+            for offset in range.clone().step_by(PAGE_BYTES) {
+                from.read(offset, &mut bytes);
+                image.write(offset, &bytes);
+            }
+            images.push((name, image));
+        }
+    }
+    images
 }
 
 /// Blocks in the order of their first use get numbers in that order: other scripts are the same one.
@@ -266,20 +398,27 @@ fn scripts(with_discards: bool) -> Vec<Vec<Step>> {
     scripts
 }
 
+/// A disk, and the file of its ledger.
+type State = (Image, Option<Vec<u8>>);
+
 /// Runs a script on a volume whose first `written` blocks hold version 1, and checks every cut.
-fn run(checker: &mut Checker, initial: &Image, written: u64, script: &[Step], seed: u64) {
+fn run(checker: &mut Checker, initial: &State, written: u64, script: &[Step], seed: u64) {
     let versions: Vec<Version> = (0..BLOCKS).map(|block| u64::from(block < written)).collect();
     let mut expectation = Expectation::new(&versions);
-    let mut machine = Machine::new(checker.cipher, Disk::new(checker.unit, initial.clone()), Random(seed));
+    let (image, file) = initial;
+    let disk = Disk::new(checker.unit, image.clone());
+    let mut machine =
+        Machine::with_file(checker.cipher, disk, file.clone().map(File::new), false, Random(seed));
     machine.is_ordered = seed == 0;
+    checker.flushed = vec![image.clone()];
     let mut next: Version = 2;
     let mut is_beside = false;
     for (index, step) in script.iter().enumerate() {
         let what = || format!("step {index} of {script:?}, {written} blocks written, seed {seed}");
         if !is_beside {
             while machine.step() {
-                expectation.collect(&mut machine);
-                checker.check(&machine.disk, &expectation, &what);
+                checker.collect(&mut expectation, &mut machine);
+                checker.check(&machine, &expectation, &what);
             }
         }
         is_beside = false;
@@ -301,7 +440,7 @@ fn run(checker: &mut Checker, initial: &Image, written: u64, script: &[Step], se
                 expectation.writes.push((id, *block, last));
             }
             Step::Flush => {
-                expectation.collect(&mut machine);
+                checker.collect(&mut expectation, &mut machine);
                 let completed = expectation.completed.clone();
                 let id = machine.submit(Request::Flush, Vec::new());
                 expectation.flushes.push((id, completed));
@@ -312,17 +451,17 @@ fn run(checker: &mut Checker, initial: &Image, written: u64, script: &[Step], se
                 // Some steps, so that what comes next finds earlier requests half done.
                 for _ in 0..seed % 5 {
                     machine.step();
-                    expectation.collect(&mut machine);
-                    checker.check(&machine.disk, &expectation, &what);
+                    checker.collect(&mut expectation, &mut machine);
+                    checker.check(&machine, &expectation, &what);
                 }
             }
         }
-        expectation.collect(&mut machine);
-        checker.check(&machine.disk, &expectation, &what);
+        checker.collect(&mut expectation, &mut machine);
+        checker.check(&machine, &expectation, &what);
     }
     while machine.step() {
-        expectation.collect(&mut machine);
-        checker.check(&machine.disk, &expectation, &|| format!("end of {script:?}, seed {seed}"));
+        checker.collect(&mut expectation, &mut machine);
+        checker.check(&machine, &expectation, &|| format!("end of {script:?}, seed {seed}"));
     }
     assert_eq!(machine.pending(), 0, "all requests complete: {script:?}, seed {seed}");
     for block in 0..BLOCKS {
@@ -332,8 +471,11 @@ fn run(checker: &mut Checker, initial: &Image, written: u64, script: &[Step], se
 }
 
 /// A volume whose first `written` blocks hold version 1. `is_closed`: opened and closed since, or not.
-fn initial(cipher: Cipher, unit: Unit, written: u64, is_closed: bool) -> Image {
-    let mut machine = Machine::on(cipher, unit, formatted(cipher, unit, BLOCKS));
+fn initial(cipher: Cipher, unit: Unit, written: u64, is_closed: bool, with_ledger: bool) -> State {
+    let disk = Disk::new(unit, formatted(cipher, unit, BLOCKS));
+    let file = with_ledger.then(|| File::new(formatted_ledger(cipher, unit, BLOCKS)));
+    let mut machine = Machine::with_file(cipher, disk, file, false, Random(1));
+    machine.run();
     for block in 0..written {
         machine.write(block, content(block, 1)).expect("nothing fails");
     }
@@ -343,15 +485,27 @@ fn initial(cipher: Cipher, unit: Unit, written: u64, is_closed: bool) -> Image {
     if is_closed {
         machine.perform(Request::Close, Vec::new()).expect("nothing fails");
     }
-    machine.disk.image(machine.disk.volatile().into_iter().flatten())
+    let image = machine.disk.image(machine.disk.volatile().into_iter().flatten());
+    (image, machine.file.map(|file| file.kept()))
 }
 
 /// With this environment variable every script is run, otherwise one of each so many.
 const ALL_SCRIPTS: &str = "HIKYAKU_ALL_CRASHES";
 
 fn exhaust(unit: Unit, written: u64, with_discards: bool, seeds: &[u64], one_of: usize) {
+    exhaust_with(unit, written, with_discards, false, (seeds, one_of));
+}
+
+fn exhaust_with(
+    unit: Unit,
+    written: u64,
+    with_discards: bool,
+    with_ledger: bool,
+    (seeds, one_of): (&[u64], usize),
+) {
     let mut checker = Checker::new(unit);
-    let initial = initial(checker.cipher, unit, written, written != 1);
+    checker.cuts_recovery |= with_ledger;
+    let initial = initial(checker.cipher, unit, written, written != 1, with_ledger);
     let step = if std::env::var_os(ALL_SCRIPTS).is_some() { 1 } else { one_of };
     for script in scripts(with_discards).into_iter().step_by(step) {
         for seed in seeds {
@@ -359,7 +513,7 @@ fn exhaust(unit: Unit, written: u64, with_discards: bool, seeds: &[u64], one_of:
             run(&mut checker, &initial, written, &script, *seed);
         }
     }
-    println!("{} images", checker.images);
+    println!("{} images, {} with returned parts", checker.images, checker.returned);
     assert!(checker.images > 1000, "{} images", checker.images);
 }
 
@@ -404,12 +558,16 @@ fn three_overwrites_and_discards_unit_512() {
 }
 
 fn kill(unit: Unit, written: u64, one_of: usize) {
+    let step = if std::env::var_os(ALL_SCRIPTS).is_some() { 1 } else { one_of };
+    kill_in(unit, written, false, scripts(true).into_iter().step_by(step));
+}
+
+fn kill_in(unit: Unit, written: u64, with_ledger: bool, scripts: impl Iterator<Item = Vec<Step>>) {
     let mut checker = Checker::new(unit);
     checker.kills = true;
     checker.cuts_recovery = false;
-    let initial = initial(checker.cipher, unit, written, true);
-    let step = if std::env::var_os(ALL_SCRIPTS).is_some() { 1 } else { one_of };
-    for script in scripts(true).into_iter().step_by(step) {
+    let initial = initial(checker.cipher, unit, written, true, with_ledger);
+    for script in scripts {
         checker.seen.clear();
         run(&mut checker, &initial, written, &script, 0);
     }
@@ -431,7 +589,37 @@ fn killed_process_then_power_loss_unit_512() {
 fn one_overwritten_block_by_sectors() {
     let mut checker = Checker::new(Unit::Bytes512);
     checker.cuts_pieces = true;
-    let initial = initial(checker.cipher, checker.unit, 1, true);
+    let initial = initial(checker.cipher, checker.unit, 1, true, false);
     run(&mut checker, &initial, 1, &[Step::Write(0), Step::Flush], 0);
     println!("{} images", checker.images);
+}
+
+#[test]
+fn ledger_three_first_writes_unit_4096() {
+    exhaust_with(Unit::Bytes4096, 0, false, true, (&[0, 3], 31));
+}
+
+#[test]
+fn ledger_three_writes_beside_a_written_block_unit_4096() {
+    exhaust_with(Unit::Bytes4096, 1, false, true, (&[0, 3], 29));
+}
+
+#[test]
+fn ledger_three_overwrites_and_discards_unit_4096() {
+    exhaust_with(Unit::Bytes4096, BLOCKS, true, true, (&[0, 3], 163));
+}
+
+#[test]
+fn ledger_three_writes_and_discards_unit_512() {
+    exhaust_with(Unit::Bytes512, 1, true, true, (&[0, 3], 613));
+}
+
+#[test]
+fn ledger_three_overwrites_unit_512() {
+    exhaust_with(Unit::Bytes512, BLOCKS, false, true, (&[0, 3], 127));
+}
+
+#[test]
+fn ledger_killed_process_then_power_loss() {
+    kill_in(Unit::Bytes4096, 1, true, [vec![Step::Write(0), Step::WriteOut]].into_iter());
 }

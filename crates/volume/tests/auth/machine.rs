@@ -6,10 +6,11 @@ use std::rc::Rc;
 
 use super::Random;
 use super::disk::{Disk, Image, WriteId};
+use super::file::{self, File};
 use volume::auth::{
     Action, BLOCK_BYTES, Candidates, Cipher, Context, Failure, Generation, Keys, Layout, Operation,
     OperationId, Outcome, Place, ReadError, Request, RequestId, Run, SECTOR_BYTES, Sealer, Source, Unit,
-    Volume, format,
+    Volume, format, format_ledger, ledger_bytes,
 };
 
 pub(super) const SEGMENT: u64 = 4096;
@@ -38,6 +39,8 @@ enum Task {
     Begin(OperationId, Operation),
     Write(OperationId, WriteId, Option<(Range<u32>, Vec<u8>)>),
     Barrier(OperationId, Vec<WriteId>),
+    WriteFile(OperationId, file::WriteId),
+    SyncFile(OperationId, Vec<file::WriteId>),
     Open(RequestId, Vec<Source>),
     Examine(RequestId, Vec<(u64, Source)>),
     Seal(RequestId, Vec<Run>, Vec<Generation>),
@@ -78,9 +81,21 @@ pub(super) fn formatted(cipher: Cipher, unit: Unit, blocks: u64) -> Image {
     image
 }
 
+/// The ledger of an empty volume.
+pub(super) fn formatted_ledger(cipher: Cipher, unit: Unit, blocks: u64) -> Vec<u8> {
+    let layout = Layout::new(cipher, unit, SEGMENT, blocks).expect("a layout");
+    let mut bytes = vec![0; ledger_bytes(&layout) as usize];
+    for (offset, some) in format_ledger(&layout, &keys(cipher, unit), blocks) {
+        bytes[offset as usize..][..some.len()].copy_from_slice(&some);
+    }
+    bytes
+}
+
 pub(super) struct Machine {
     pub(super) volume: Volume<Error>,
     pub(super) disk: Disk,
+    /// Of a volume with a ledger.
+    pub(super) file: Option<File>,
     pub(super) random: Random,
     pub(super) faults: Faults,
     pub(super) completed: Vec<Completed>,
@@ -97,19 +112,47 @@ pub(super) struct Machine {
 }
 
 impl Machine {
-    pub(super) fn new(cipher: Cipher, disk: Disk, mut random: Random) -> Self {
+    pub(super) fn new(cipher: Cipher, disk: Disk, random: Random) -> Self {
+        let mut machine = Self::with_file(cipher, disk, None, false, random);
+        machine.is_ordered = false;
+        machine
+    }
+
+    /// With a ledger in `file`, if there is one.
+    pub(super) fn with_file(
+        cipher: Cipher,
+        disk: Disk,
+        file: Option<File>,
+        is_read_only: bool,
+        mut random: Random,
+    ) -> Self {
         let mut writer = [0; 16];
         writer[..8].copy_from_slice(&random.next().to_le_bytes());
         let unit = disk.unit;
-        let volume = Volume::new(keys(cipher, unit), (cipher, unit, SEGMENT), STORAGE_BYTES, writer, false);
-        Self { random, is_ordered: false, ..Self::of(volume.expect("a volume"), cipher, disk) }
+        let volume =
+            Volume::new(keys(cipher, unit), (cipher, unit, SEGMENT), STORAGE_BYTES, writer, is_read_only);
+        let mut volume = volume.expect("a volume");
+        if let Some(file) = &file {
+            volume = volume.with_ledger(file.len());
+        }
+        let mut machine = Self { random, ..Self::idle(volume, cipher, disk) };
+        machine.file = file;
+        machine.poll();
+        machine
     }
 
     /// Drives this volume, in order.
     pub(super) fn of(volume: Volume<Error>, cipher: Cipher, disk: Disk) -> Self {
-        let mut machine = Self {
+        let mut machine = Self::idle(volume, cipher, disk);
+        machine.poll();
+        machine
+    }
+
+    fn idle(volume: Volume<Error>, cipher: Cipher, disk: Disk) -> Self {
+        Self {
             volume,
             disk,
+            file: None,
             random: Random(1),
             faults: Faults::default(),
             completed: Vec::new(),
@@ -121,9 +164,7 @@ impl Machine {
             pending: HashMap::new(),
             next: 0,
             is_ordered: true,
-        };
-        machine.poll();
-        machine
+        }
     }
 
     /// Opens the volume on an image, without faults.
@@ -211,6 +252,20 @@ impl Machine {
                     self.volume.done(id, Outcome::Done);
                 }
             }
+            Task::WriteFile(id, write) => {
+                if self.is_hit(self.faults.failed_write) {
+                    self.file.as_mut().expect("a file").fail(write, &mut self.random);
+                    self.losses += 1;
+                    self.volume.done(id, Outcome::Failed(Error::Injected));
+                } else {
+                    self.file.as_mut().expect("a file").complete(write);
+                    self.volume.done(id, Outcome::Done);
+                }
+            }
+            Task::SyncFile(id, writes) => {
+                self.file.as_mut().expect("a file").make_durable(&writes);
+                self.volume.done(id, Outcome::Done);
+            }
             Task::Open(id, sources) => self.open(id, &sources),
             Task::Examine(id, blocks) => self.examine(id, blocks),
             Task::Seal(id, runs, generations) => self.seal(id, &runs, &generations),
@@ -268,6 +323,18 @@ impl Machine {
                 self.volume.done(id, Outcome::Done);
             }
             Operation::Barrier => self.tasks.push(Task::Barrier(id, self.disk.completed())),
+            Operation::ReadLedger { offset, length } => {
+                let bytes = self.file.as_ref().expect("a file").read(offset, length);
+                self.volume.done(id, Outcome::Read(bytes));
+            }
+            Operation::WriteLedger { offset, bytes } => {
+                let write = self.file.as_mut().expect("a file").submit(offset, bytes);
+                self.tasks.push(Task::WriteFile(id, write));
+            }
+            Operation::SyncLedger => {
+                let completed = self.file.as_ref().expect("a file").completed();
+                self.tasks.push(Task::SyncFile(id, completed));
+            }
         }
     }
 

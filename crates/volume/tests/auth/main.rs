@@ -3,6 +3,8 @@
 mod costs;
 mod crashes;
 mod disk;
+mod file;
+mod freshness;
 mod machine;
 mod random;
 mod requests;

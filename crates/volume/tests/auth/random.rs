@@ -5,7 +5,8 @@ use std::ops::Range;
 
 use super::Random;
 use super::disk::Disk;
-use super::machine::{Faults, Machine, formatted};
+use super::file::File;
+use super::machine::{Faults, Machine, formatted, formatted_ledger};
 use volume::auth::{BLOCK_BYTES, Cipher, Failure, Request, RequestId, SECTOR_BYTES, Unit};
 
 const BLOCKS: u64 = 700;
@@ -178,13 +179,13 @@ fn submit(machine: &mut Machine, model: &mut Model, random: &mut Random) {
     model.under_way.insert(id, UnderWay { sectors, indices, kind });
 }
 
-fn reopen(cipher: Cipher, disk: Disk, random: &mut Random, faults: Faults) -> Machine {
-    let mut machine = Machine::new(cipher, disk, Random(random.next()));
-    machine.faults = faults;
+fn reopen(cipher: Cipher, disk: Disk, file: Option<File>, random: &mut Random, faults: Faults) -> Machine {
+    let mut machine = Machine::with_file(cipher, disk, file, false, Random(random.next()));
+    (machine.faults, machine.is_ordered) = (faults, false);
     machine
 }
 
-fn run(cipher: Cipher, unit: Unit, seed: u64) {
+fn run(cipher: Cipher, unit: Unit, with_ledger: bool, seed: u64) {
     let mut random = Random(seed);
     let rate = |random: &mut Random, one_in: u64| if random.one_in(2) { 0 } else { one_in };
     let faults = Faults {
@@ -193,7 +194,9 @@ fn run(cipher: Cipher, unit: Unit, seed: u64) {
         lost_cache: rate(&mut random, 15),
     };
     let mut model = Model { sectors: HashMap::new(), under_way: HashMap::new(), next: 0, losses: 0 };
-    let mut machine = reopen(cipher, Disk::new(unit, formatted(cipher, unit, BLOCKS)), &mut random, faults);
+    let disk = Disk::new(unit, formatted(cipher, unit, BLOCKS));
+    let file = with_ledger.then(|| File::new(formatted_ledger(cipher, unit, BLOCKS)));
+    let mut machine = reopen(cipher, disk, file, &mut random, faults);
     let what = format!("{cipher:?}, {unit:?}, seed {seed}");
     for _ in 0..6 {
         for _ in 0..random.below(120) {
@@ -223,7 +226,8 @@ fn run(cipher: Cipher, unit: Unit, seed: u64) {
                     .insert(id, UnderWay { sectors: 0..0, indices: Vec::new(), kind: Kind::Flush(floors) });
                 model.run(&mut machine, &what);
                 let disk = machine.disk.after_kill(&mut random);
-                machine = reopen(cipher, disk, &mut random, faults);
+                let file = machine.file.map(|file| file.after_kill());
+                machine = reopen(cipher, disk, file, &mut random, faults);
                 model.losses = 0;
                 model.lose();
             }
@@ -236,7 +240,11 @@ fn run(cipher: Cipher, unit: Unit, seed: u64) {
                 if kind == 2 {
                     disk.lose_power(&mut random);
                 }
-                machine = reopen(cipher, disk, &mut random, faults);
+                let client_crashes = random.one_in(2);
+                let file = machine.file.map(|file| {
+                    if client_crashes { file.after_crash(&mut random) } else { file.after_kill() }
+                });
+                machine = reopen(cipher, disk, file, &mut random, faults);
             }
         }
     }
@@ -252,7 +260,8 @@ fn run(cipher: Cipher, unit: Unit, seed: u64) {
         model.sector(number).durable = index;
     }
     machine.disk.lose_power(&mut random);
-    let mut machine = reopen(cipher, machine.disk, &mut random, Faults::default());
+    let file = machine.file.map(|file| file.after_crash(&mut random));
+    let mut machine = reopen(cipher, machine.disk, file, &mut random, Faults::default());
     machine.run();
     for block in 0..BLOCKS {
         let read = machine.read(block).unwrap_or_else(|failure| panic!("block {block}: {failure:?}: {what}"));
@@ -269,9 +278,19 @@ fn run(cipher: Cipher, unit: Unit, seed: u64) {
 const SEEDS: &str = "HIKYAKU_AUTH_SEEDS";
 
 fn run_all(cipher: Cipher, unit: Unit) {
-    let few = if unit == Unit::Bytes512 { 8 } else { 30 };
+    run_some(cipher, unit, false, if unit == Unit::Bytes512 { 8 } else { 30 });
+}
+
+fn run_some(cipher: Cipher, unit: Unit, with_ledger: bool, few: u64) {
     let seeds = std::env::var(SEEDS).map_or(few, |seeds| seeds.parse().expect("a number of seeds"));
-    (0..seeds).for_each(|seed| run(cipher, unit, seed));
+    (0..seeds).for_each(|seed| run(cipher, unit, with_ledger, seed));
+}
+
+#[test]
+fn random_runs_with_a_ledger() {
+    run_some(Cipher::Aegis256X4, Unit::Bytes4096, true, 15);
+    run_some(Cipher::Aes256GcmSiv, Unit::Bytes4096, true, 10);
+    run_some(Cipher::Aegis256X4, Unit::Bytes512, true, 5);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use volume::auth::{self, BLOCK_BYTES};
 use volume::luks2::{self, AuthCipher, Header, Place, ReadError, Segment, SegmentKind, UnlockError};
 use zeroize::Zeroizing;
 
-use super::auth::AuthMedium;
+use super::auth::{AuthMedium, LedgerFile};
 use super::luks2::{Luks2Medium, Side, Unlocked};
 use crate::{Blocking, Capability, IoError, Location, Medium, OpenError, OpenOptions, Spec};
 
@@ -40,6 +40,12 @@ pub(in crate::layer) fn open(
 ) -> Result<Arc<dyn Medium>, OpenError> {
     if !["luks2", "auth"].contains(&value) {
         return Err(OpenError::Usage(format!("option volume: '{value}' is not a type; luks2 or auth")));
+    }
+    let freshness = spec.get("freshness").map(Path::new);
+    if value == "luks2" && freshness.is_some() {
+        let text =
+            "option freshness: LUKS2 has no contexts of blocks that could be compared; volume=auth has";
+        return Err(OpenError::Usage(text.to_owned()));
     }
     let mut storage = Blocking::attach(&*inner)?;
     let capability = storage.endpoint().capability().clone();
@@ -74,11 +80,15 @@ pub(in crate::layer) fn open(
             let mut writer = [0; 16];
             getrandom::fill(&mut writer).map_err(|error| OpenError::Failed(error.to_string()))?;
             let (storage_bytes, read_only) = (capability.size_bytes, capability.read_only);
-            let volume =
+            let ledger = freshness.map(|path| LedgerFile::open(path, read_only)).transpose()?;
+            let mut volume =
                 auth::Volume::new(keys, (cipher, unit, offset_bytes), storage_bytes, writer, read_only)
                     .map_err(|error| OpenError::Refused(error.to_string()))?;
+            if let Some(ledger) = &ledger {
+                volume = volume.with_ledger(ledger.bytes);
+            }
             let name = format!("{uuid} of key {}", unlocked.key.name());
-            Ok(Arc::new(AuthMedium::new(inner, volume, name)?))
+            Ok(Arc::new(AuthMedium::new(inner, volume, name, ledger)?))
         }
         (SegmentKind::Auth { .. }, _) => {
             Err(OpenError::Refused("the volume's blocks are authenticated; volume=auth opens it".to_owned()))

@@ -1,13 +1,15 @@
 //! `volume format`.
 
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use block::{Blocking, Endpoint, IoError, Medium, OpenOptions};
+use block::{Blocking, Endpoint, IoError, Medium};
 use clap::ValueEnum;
 use job::refusals;
 use serde_json::json;
-use volume::auth::{self, BLOCK_BYTES, Layout, Unit};
+use volume::auth::{self, BLOCK_BYTES, Layout, Unit, format_ledger, ledger_bytes};
 use volume::luks2::{self, AuthCipher, Facts, Format, FormatError, HEADER_AREA_BYTES, Pbkdf, SegmentKind};
 
 use super::{OfVolume, Passphrase, done, named, pbkdf, random};
@@ -48,6 +50,10 @@ pub(super) struct Args {
     /// Bits of the key, two keys of AES for XTS
     #[arg(long, value_name = "BITS", default_value = "512", value_parser = ["256", "512"])]
     key_size: String,
+
+    /// With --type auth: make the file that the option freshness= opens the volume with
+    #[arg(long, value_name = "FILE")]
+    freshness: Option<PathBuf>,
 
     /// A name for people, at most 47 bytes
     #[arg(long, value_name = "TEXT", default_value = "")]
@@ -105,6 +111,10 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     let mut named = named(context, &args.of.endpoint)?;
     let text = named.text.clone();
     let creates = named.spec.flag("create") == Ok(true);
+    if args.freshness.is_some() && args.r#type == Kind::Luks2 {
+        return Err(Failure::usage(ATTEMPTED, text, "--freshness is of a volume of authenticated blocks")
+            .hint("--type auth"));
+    }
     match (args.data_size, named.spec.get("size")) {
         (Some(_), _) if !creates => {
             return Err(Failure::usage(ATTEMPTED, text, "--data-size is of a file that is made")
@@ -136,7 +146,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     }
     let secret = args.passphrase.source().read_new(&text, &text)?;
     let pbkdf = args.pbkdf.costs()?;
-    let options = OpenOptions { writable: true, request_alignment: 4096, allow_in_use: false };
+    let options = block::OpenOptions { writable: true, request_alignment: 4096, allow_in_use: false };
     let new = NewFile::of(named.path());
     let medium = named.open_to(ATTEMPTED, context, &options)?;
     let made = new.opened();
@@ -264,6 +274,9 @@ fn auth(
         None => (None, MadeFile(None)),
     };
     let _lock = args.of.lock(context, ATTEMPTED)?;
+    let new = NewFile::of(args.freshness.as_deref());
+    let ledger = args.freshness.as_ref().map(|path| ledger(path, ledger_bytes(&layout))).transpose()?;
+    let made_ledger = new.opened();
     let written = luks2::format(detached.as_mut().unwrap_or(&mut data), &format, secret, pbkdf, &mut random);
     let object = args.of.header.as_ref().map_or(text.clone(), |path| path.display().to_string());
     let (header, key) = written.map_err(|error| failure(&object, &error))?;
@@ -273,9 +286,35 @@ fn auth(
         data.write(offset, &bytes).map_err(|error| failed(&error))?;
     }
     data.flush().map_err(|error| failed(&error))?;
+    if let Some((file, failed)) = ledger.zip(args.freshness.as_deref().map(ledger_failed)) {
+        for (offset, bytes) in format_ledger(&layout, &keys, blocks) {
+            file.write_all_at(&bytes, offset).map_err(&failed)?;
+        }
+        file.sync_all().map_err(&failed)?;
+    }
+    made_ledger.keep();
     made_header.keep();
     say(context, args, named, "auth", &facts, [BLOCK_BYTES as u64, blocks * BLOCK_BYTES as u64]);
     Ok(())
+}
+
+/// A new file for the ledger of an empty volume.
+fn ledger(path: &Path, bytes: u64) -> Result<File, Failure> {
+    let failed = ledger_failed(path);
+    let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map_err(&failed)?;
+    file.set_len(bytes).map_err(failed)?;
+    Ok(file)
+}
+
+fn ledger_failed(path: &Path) -> impl Fn(std::io::Error) -> Failure {
+    let text = path.display().to_string();
+    move |error| {
+        let failure = Failure::failed("make the freshness file", text.clone(), error.to_string());
+        match error.kind() {
+            std::io::ErrorKind::AlreadyExists => failure.hint("name a new file, or remove this one"),
+            _ => failure,
+        }
+    }
 }
 
 fn say(
@@ -301,9 +340,11 @@ fn say(
         done(context, &format!("made a volume for {} of data, UUID {uuid}", units::bytes(data_bytes)));
         let header = args.of.header.as_ref().map(|path| format!(",header={}", path.display()));
         let header = header.unwrap_or_default();
+        let freshness = args.freshness.as_ref().map(|path| format!(",freshness={}", path.display()));
+        let freshness = freshness.unwrap_or_default();
         let place = named.without(&["create", "size"]);
         context.remark(&format!(
-            "it opens as {place},volume={kind}{header}; without its header nothing opens it: see hikyaku volume header backup"
+            "it opens as {place},volume={kind}{header}{freshness}; without its header nothing opens it: see hikyaku volume header backup"
         ));
     }
 }
@@ -329,7 +370,7 @@ fn detached(context: &Context, path: &Path, force: bool) -> Result<(Blocking, Ma
     let text = path.display().to_string();
     let words = if path.exists() { text.clone() } else { format!("{text},create,size={HEADER_AREA_BYTES}") };
     let named = named(context, &words)?;
-    let options = OpenOptions { writable: true, request_alignment: 4096, allow_in_use: false };
+    let options = block::OpenOptions { writable: true, request_alignment: 4096, allow_in_use: false };
     let new = NewFile::of(Some(path));
     let medium = named.open_to("make the header in", context, &options)?;
     let made = new.opened();

@@ -10,6 +10,7 @@
 //! other, so their number is what the callers submit. No operation waits for a caller's memory: sealed blocks lie in a
 //! pool of [`POOL_SLOTS`](super::POOL_SLOTS) slots that the caller sets aside for this volume.
 
+mod ledger;
 mod opening;
 mod requests;
 mod round;
@@ -19,6 +20,7 @@ use std::ops::Range;
 
 use thiserror::Error;
 
+use self::ledger::{Ledger, Next};
 use self::opening::Phase;
 use self::requests::Active;
 use self::round::Round;
@@ -30,8 +32,8 @@ use super::pool::Pool;
 use super::superblock::WRITER_BYTES;
 use super::turns::Turns;
 use super::{
-    BLOCK_BYTES, Cipher, Context, DIRTY_PAGES_MAX, Generation, Layout, OPERATIONS_MAX, Sealer, Superblock,
-    Unit,
+    BLOCK_BYTES, Cipher, Context, DIRTY_PAGES_MAX, Generation, Layout, LedgerError, OPERATIONS_MAX, Sealer,
+    Superblock, Unit,
 };
 
 /// Number that the caller gives a request; unique among those that are not complete.
@@ -115,6 +117,17 @@ pub enum Operation {
     },
     /// Makes all completed writes durable.
     Barrier,
+    /// Of the ledger's file; bytes beyond its end are zero.
+    ReadLedger {
+        offset: u64,
+        length: usize,
+    },
+    WriteLedger {
+        offset: u64,
+        bytes: Vec<u8>,
+    },
+    /// Makes all completed writes of the ledger's file durable.
+    SyncLedger,
 }
 
 /// How an operation ended.
@@ -148,6 +161,13 @@ pub enum Failure<E> {
     /// Another writer has claimed the volume.
     #[error("another writer uses the volume")]
     Foreign,
+    /// The context of the block, or of one beside it, verifies and is not that of the last flush.
+    #[error("the storage has an older state of block {block} than was flushed")]
+    OldBlock { block: u64 },
+    #[error("the storage has an older state of the volume than was flushed")]
+    OldVolume,
+    #[error(transparent)]
+    Ledger(LedgerError),
     #[error("the volume is open for reading only")]
     ReadOnly,
     #[error("the request is beyond the end of the volume, or longer than allowed")]
@@ -220,6 +240,7 @@ pub struct Volume<E> {
     is_read_only: bool,
 
     phase: Phase<E>,
+    ledger: Option<Ledger>,
     superblock: Superblock,
     /// Raised when what memory knew of the storage was forgotten, and when a session ends: a request that was given
     /// contexts or generations before is run again.
@@ -279,10 +300,16 @@ enum Purpose {
         is_barrier: bool,
     },
     LoadPages(Range<u64>),
+    LoadTags(Range<u64>),
     WriteBack(Range<u64>),
     /// Of the round under way; pages are no longer written when it ends.
     Round(Range<u64>),
     Check,
+    /// Of the ledger's header.
+    Note {
+        next: Next,
+        is_sync: bool,
+    },
     Unclaim {
         is_barrier: bool,
     },
@@ -298,6 +325,9 @@ enum Todo {
     Fill { slot: u32, bytes: Vec<u8> },
     MapPage(u64),
     Barrier,
+    ReadLedger { offset: u64, length: usize },
+    WriteLedger { offset: u64, bytes: Vec<u8> },
+    SyncLedger,
 }
 
 /// Ranges that [`Volume::extent`] looks at.
@@ -325,6 +355,7 @@ impl<E: Clone> Volume<E> {
             writer,
             is_read_only,
             phase: Phase::Superblock,
+            ledger: None,
             superblock,
             incarnation: 0,
             is_claim_repeated: false,
@@ -360,7 +391,9 @@ impl<E: Clone> Volume<E> {
     pub fn state(&self) -> State {
         match self.phase {
             Phase::Reading | Phase::Claim | Phase::Ready | Phase::Unclaim | Phase::Draining => State::Open,
-            Phase::Superblock | Phase::Map | Phase::Recovery(_) => State::Opening,
+            Phase::Superblock | Phase::Ledger(_) | Phase::Map | Phase::Recovery(_) | Phase::Restore(_) => {
+                State::Opening
+            }
             Phase::Failed(_) => State::Failed,
             Phase::Foreign => State::Foreign,
         }
@@ -413,7 +446,9 @@ impl<E: Clone> Volume<E> {
             Purpose::Opening { offset } => self.on_opening(offset, outcome),
             Purpose::Claim { is_barrier } => self.on_claim(is_barrier, outcome),
             Purpose::Unclaim { is_barrier } => self.on_unclaim(is_barrier, outcome),
+            Purpose::Note { next, is_sync } => self.on_note(next, is_sync, outcome),
             Purpose::LoadPages(pages) => self.on_loaded(&pages, outcome),
+            Purpose::LoadTags(pages) => self.on_tags_read(&pages, outcome),
             Purpose::WriteBack(pages) => match outcome {
                 Outcome::Failed(error) => self.fail(&Failure::Storage(error)),
                 _ => {
@@ -503,6 +538,9 @@ impl<E: Clone> Volume<E> {
             Todo::Slots { offset, slots } => Operation::WriteSlots { offset, slots },
             Todo::Fill { slot, bytes } => Operation::FillSlot { slot, bytes },
             Todo::Barrier => Operation::Barrier,
+            Todo::ReadLedger { offset, length } => Operation::ReadLedger { offset, length },
+            Todo::WriteLedger { offset, bytes } => Operation::WriteLedger { offset, bytes },
+            Todo::SyncLedger => Operation::SyncLedger,
             Todo::Pages(pages) => {
                 let offset = self.layout.page_offset(pages.start);
                 let pages = pages.map(|page| self.cache.peek(page).expect("a page being written stays"));
@@ -526,6 +564,7 @@ impl<E: Clone> Volume<E> {
             && let Some(pages) = self.cache.take_dirty()
         {
             self.writebacks += 1;
+            self.note_tags(pages.clone());
             self.enqueue(Purpose::WriteBack(pages.clone()), Todo::Pages(pages));
         }
     }

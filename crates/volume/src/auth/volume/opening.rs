@@ -12,13 +12,18 @@ use super::super::journal;
 use super::super::map::Groups;
 use super::super::{BLOCK_BYTES, Layout, OPERATION_BYTES_MAX, PAGE_BYTES, Superblock, Unit};
 use super::super::{cache::Cache, context::SESSION_MAX};
+use super::ledger::{LedgerReading, Next, Restore};
 use super::{Context, Failure, Outcome, Purpose, RequestId, Todo, Volume};
 
 pub(super) enum Phase<E> {
     /// Reads both copies of the superblock.
     Superblock,
+    /// Reads the ledger.
+    Ledger(LedgerReading),
     Map,
     Recovery(Recovery),
+    /// Brings ledger and storage to one state.
+    Restore(Restore),
     /// Open, not claimed: nothing was written yet.
     Reading,
     /// The superblock of a new session is being made durable.
@@ -71,7 +76,7 @@ impl<E: Clone> Volume<E> {
         self.read_for_opening(self.layout.superblock(0), 2 * PAGE_BYTES);
     }
 
-    fn read_for_opening(&mut self, offset: u64, length: usize) {
+    pub(super) fn read_for_opening(&mut self, offset: u64, length: usize) {
         for at in (0..length).step_by(OPERATION_BYTES_MAX) {
             let length = (length - at).min(OPERATION_BYTES_MAX);
             let offset = offset + at as u64;
@@ -80,7 +85,7 @@ impl<E: Clone> Volume<E> {
     }
 
     /// Whether an operation of the step under way is not done.
-    fn has_operations(&self) -> bool {
+    pub(super) fn has_operations(&self) -> bool {
         !self.in_flight.is_empty() || !self.queued.is_empty()
     }
 
@@ -92,11 +97,16 @@ impl<E: Clone> Volume<E> {
         };
         match &mut self.phase {
             Phase::Superblock => self.on_superblock(&bytes),
+            Phase::Ledger(_) => self.on_ledger_read(offset, bytes),
+            Phase::Restore(_) => self.on_restore_read(offset, bytes),
             Phase::Map => {
                 let first = (offset - self.layout.map_offset(0)) / PAGE_BYTES as u64;
                 for (page, bytes) in (first..).zip(bytes.chunks_exact(PAGE_BYTES)) {
                     if self.initialised.parse_page(&self.epoch, page, bytes).is_err() {
                         return self.fail_opening(Failure::Damaged);
+                    }
+                    if !self.allows_map_page(page, bytes) {
+                        return self.fail_opening(Failure::OldVolume);
                     }
                 }
                 if !self.has_operations() {
@@ -133,13 +143,22 @@ impl<E: Clone> Volume<E> {
         self.superblock = superblock;
         self.initialised = Groups::new(layout.groups());
         self.pending.clear();
+        if self.ledger.is_some() {
+            return self.begin_ledger();
+        }
+        self.begin_map();
+    }
+
+    pub(super) fn begin_map(&mut self) {
         self.phase = Phase::Map;
-        self.read_for_opening(layout.map_offset(0), layout.map_pages() as usize * PAGE_BYTES);
+        self.read_for_opening(self.layout.map_offset(0), self.layout.map_pages() as usize * PAGE_BYTES);
     }
 
     fn on_map(&mut self) {
-        if self.layout.unit == Unit::Bytes4096 || self.superblock.is_closed {
-            return self.on_open();
+        // With a ledger, a batch of the journal is in its place durably unless its round was not committed.
+        let is_done = self.ledger.as_ref().is_some_and(|ledger| ledger.pending.is_none());
+        if self.layout.unit == Unit::Bytes4096 || self.superblock.is_closed || is_done {
+            return self.begin_restore();
         }
         self.phase = Phase::Recovery(Recovery {
             step: Step::FirstBarrier,
@@ -155,13 +174,13 @@ impl<E: Clone> Volume<E> {
         self.enqueue(Purpose::Opening { offset: 0 }, Todo::Barrier);
     }
 
-    fn on_open(&mut self) {
+    pub(super) fn on_open(&mut self) {
         self.phase = Phase::Reading;
         self.retry_stalled();
     }
 
     /// Fails the requests that wait. There are no changes in memory: nothing is claimed.
-    fn fail_opening(&mut self, failure: Failure<E>) {
+    pub(super) fn fail_opening(&mut self, failure: Failure<E>) {
         self.forget();
         self.phase = Phase::Failed(failure);
     }
@@ -190,6 +209,9 @@ impl<E: Clone> Volume<E> {
                     if self.is_read_only {
                         self.hold_entries(&mut recovery);
                         recovery.step = Step::Writes;
+                    } else if self.ledger.is_some() {
+                        self.write_data(&mut recovery);
+                        recovery.step = Step::Writes;
                     } else {
                         let pages: BTreeSet<u64> =
                             recovery.found.iter().map(|(block, ..)| self.layout.page_of(*block)).collect();
@@ -210,13 +232,13 @@ impl<E: Clone> Volume<E> {
                         let offset = self.layout.journal_data_offset(piece.half, piece.first);
                         self.read_for_opening(offset, piece.entries.len() * BLOCK_BYTES);
                     } else if self.is_read_only {
-                        return self.on_open();
+                        return self.begin_restore();
                     } else {
                         recovery.step = Step::Barrier;
                         self.enqueue(Purpose::Opening { offset: 0 }, Todo::Barrier);
                     }
                 }
-                Step::Barrier => return self.on_open(),
+                Step::Barrier => return self.begin_restore(),
             }
             if self.has_operations() {
                 self.phase = Phase::Recovery(recovery);
@@ -244,8 +266,14 @@ impl<E: Clone> Volume<E> {
                 }
             }
         }
-        let last = pages.iter().map(|(.., page)| page.batch).max().unwrap_or(0);
-        pages.retain(|(.., page)| page.batch + 1 >= last);
+        match self.ledger.as_ref().and_then(|ledger| ledger.pending.as_ref()) {
+            // The batches before are in their place durably. The provider may return them.
+            Some(log) => pages.retain(|(.., page)| (page.session, page.batch) == (log.session, log.batch)),
+            None => {
+                let last = pages.iter().map(|(.., page)| page.batch).max().unwrap_or(0);
+                pages.retain(|(.., page)| page.batch + 1 >= last);
+            }
+        }
         pages.sort_by_key(|(.., page)| std::cmp::Reverse(page.batch));
         let pieces = pages.into_iter().map(|(half, first, page)| {
             let room = self.layout.journal_blocks().saturating_sub(first) as usize;
@@ -283,6 +311,14 @@ impl<E: Clone> Volume<E> {
         }
     }
 
+    /// With a ledger, contexts follow from the data.
+    fn write_data(&mut self, recovery: &mut Recovery) {
+        for (block, _, bytes) in recovery.found.drain(..) {
+            let offset = self.layout.data_offset(block);
+            self.enqueue(Purpose::Opening { offset }, Todo::Bytes { offset, bytes });
+        }
+    }
+
     fn write_entries(&mut self, recovery: &mut Recovery) {
         let cipher = self.layout.cipher;
         let mut pages = BTreeMap::new();
@@ -303,7 +339,7 @@ impl<E: Clone> Volume<E> {
         }
     }
 
-    fn write_superblock(&mut self, purpose: Purpose) {
+    pub(super) fn write_superblock(&mut self, purpose: Purpose) {
         self.superblock.sequence += 1;
         let offset = self.layout.superblock((self.superblock.sequence + 1) % 2);
         let mut bytes = self.superblock.emit(&self.keys).to_vec();
@@ -327,6 +363,9 @@ impl<E: Clone> Volume<E> {
         self.superblock.writer = self.writer;
         self.superblock.journal_from = 0;
         self.journal_batch = 0;
+        if self.ledger.is_some() {
+            return self.note(Next::Claim);
+        }
         self.write_superblock(Purpose::Claim { is_barrier: false });
     }
 
@@ -366,13 +405,16 @@ impl<E: Clone> Volume<E> {
                 }
                 self.fail_opening(Failure::Storage(error));
             }
-            // The request to close completes as flushes do while nothing is claimed.
-            _ if is_barrier => {
-                self.phase = Phase::Reading;
-                self.retry_stalled();
-            }
+            _ if is_barrier && self.ledger.is_some() => self.note(Next::Closed),
+            _ if is_barrier => self.on_closed(),
             _ => self.enqueue(Purpose::Unclaim { is_barrier: true }, Todo::Barrier),
         }
+    }
+
+    /// The request to close completes as flushes do while nothing is claimed.
+    pub(super) fn on_closed(&mut self) {
+        self.phase = Phase::Reading;
+        self.retry_stalled();
     }
 
     /// Another writer's claim is seen here, and whether the superblock is still readable.

@@ -8,8 +8,7 @@ use super::super::cache::RUN_PAGES_MAX;
 use super::super::context::{ContextPage, Pair};
 use super::super::layout::PAGES_PER_GROUP;
 use super::super::{
-    BATCH_PAGES_MAX, BLOCK_BYTES, DISCARDS_MAX, FRESH_BLOCKS_MAX, FRESH_PAGES_MAX, PAGE_BYTES,
-    REQUEST_BYTES_MAX, SECTOR_BYTES,
+    BLOCK_BYTES, DISCARDS_MAX, FRESH_BLOCKS_MAX, PAGE_BYTES, REQUEST_BYTES_MAX, SECTOR_BYTES,
 };
 use super::opening::Phase;
 use super::{
@@ -404,9 +403,9 @@ impl<E: Clone> Volume<E> {
         let held = is_held.iter().filter(|is_held| **is_held).count();
         let has_room = held <= self.pool.free() as usize
             && self.open.entries.len() + self.open.reserved + held <= self.layout.batch_blocks_max()
-            && self.open.pages.len() < BATCH_PAGES_MAX;
+            && self.open.pages.len() < self.batch_pages_max();
         let has_fresh_room =
-            self.open.fresh.len() < FRESH_BLOCKS_MAX && self.open.fresh_pages.len() < FRESH_PAGES_MAX;
+            self.open.fresh.len() < FRESH_BLOCKS_MAX && self.open.fresh_pages.len() < self.fresh_pages_max();
         if (held > 0 && !has_room) || (held < is_held.len() && !has_fresh_room) {
             self.wants_round = true;
             return self.stall(id);
@@ -444,7 +443,7 @@ impl<E: Clone> Volume<E> {
         if !self.is_claimed(id) {
             return;
         }
-        if self.open.discards.len() >= DISCARDS_MAX || self.open.pages.len() >= BATCH_PAGES_MAX {
+        if self.open.discards.len() >= DISCARDS_MAX || self.open.pages.len() >= self.batch_pages_max() {
             self.wants_round = true;
             return self.stall(id);
         }
@@ -540,28 +539,36 @@ impl<E: Clone> Volume<E> {
     pub(super) fn on_loaded(&mut self, pages: &Range<u64>, outcome: Outcome<E>) {
         match outcome {
             Outcome::Read(bytes) => {
-                for (page, bytes) in pages.clone().zip(bytes.chunks_exact(PAGE_BYTES)) {
-                    let bytes = bytes.try_into().expect("a page");
-                    self.cache.fill(page, ContextPage::parse(self.layout.cipher, &self.epoch, page, bytes));
-                }
-                self.ready.append(&mut std::mem::take(&mut self.loading).into());
+                self.verify_pages(pages.clone(), bytes);
             }
             Outcome::Failed(error) => {
-                let is_missing = |page: &u64| pages.contains(page);
-                let waits = |id: &RequestId| self.requests[id].pins.iter().any(is_missing);
-                let (failed, others) = std::mem::take(&mut self.loading).into_iter().partition(waits);
-                self.loading = others;
-                let failed: Vec<RequestId> = failed;
-                for page in pages.clone() {
-                    self.cache.forget(page);
-                }
-                for id in failed {
-                    let request = self.requests.get_mut(&id).expect("the request is active");
-                    request.pins.retain(|page| !pages.contains(page));
-                    self.complete(id, Err(Failure::Storage(error.clone())));
-                }
+                pages.clone().for_each(|page| self.fail_page(page, |_| Failure::Storage(error.clone())));
             }
             Outcome::Done => unreachable!("a read ends with its bytes"),
+        }
+    }
+
+    pub(super) fn fill_pages(&mut self, pages: &Range<u64>, bytes: &[u8]) {
+        for (page, bytes) in pages.clone().zip(bytes.chunks_exact(PAGE_BYTES)) {
+            let bytes = bytes.try_into().expect("a page");
+            self.cache.fill(page, ContextPage::parse(self.layout.cipher, &self.epoch, page, bytes));
+        }
+        self.ready.append(&mut std::mem::take(&mut self.loading).into());
+    }
+
+    /// Drops a page that was not read, and fails the requests that wait for it: for the first block of each in the page.
+    pub(super) fn fail_page(&mut self, page: u64, failure: impl Fn(u64) -> Failure<E>) {
+        let waits = |id: &RequestId| self.requests[id].pins.contains(&page);
+        let (failed, others): (Vec<RequestId>, _) =
+            std::mem::take(&mut self.loading).into_iter().partition(waits);
+        self.loading = others;
+        self.cache.forget(page);
+        for id in failed {
+            let request = self.requests.get_mut(&id).expect("the request is active");
+            request.pins.retain(|pin| *pin != page);
+            let first = page * self.layout.cipher.blocks_per_page() as u64;
+            let block = first.max(request.blocks.start);
+            self.complete(id, Err(failure(block)));
         }
     }
 
@@ -619,7 +626,8 @@ impl<E: Clone> Volume<E> {
             Pair::Invalid => Source::Invalid,
             Pair::One(context) => return stored(context),
             Pair::Two(later, earlier) => {
-                let is_unclear = self.superblock.is_unclean(later.generation.session());
+                let is_unclear =
+                    self.ledger.is_none() && self.superblock.is_unclean(later.generation.session());
                 Source::Stored(Candidates { first: later, other: is_unclear.then_some(earlier) })
             }
         })

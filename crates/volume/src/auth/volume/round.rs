@@ -5,41 +5,46 @@
 //! map, and the data of overwritten blocks; discards. A second barrier ends the round if a flush waits for it; otherwise
 //! the barrier of the next round makes these writes durable.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::ops::Range;
 
 use super::super::batch::{Batch, Entry};
 use super::super::cache::RUN_PAGES_MAX;
 use super::super::context::Pair;
 use super::super::layout::PAGES_PER_GROUP;
-use super::super::{
-    BATCH_PAGES_MAX, DISCARDS_MAX, FRESH_BLOCKS_MAX, FRESH_PAGES_MAX, OPERATION_BYTES_MAX, PAGE_BYTES,
-    PENDING_GROUPS_MAX, Unit, journal,
-};
+use super::super::{DISCARDS_MAX, FRESH_BLOCKS_MAX, OPERATION_BYTES_MAX, PAGE_BYTES, Unit, journal};
+use super::ledger::RoundLog;
 use super::opening::Phase;
 use super::{Context, Purpose, RequestId, Todo, Volume};
 
 pub(super) struct Round {
     pub(super) batch: Batch,
-    step: Step,
+    pub(super) step: Step,
     /// Operations of the step that are not done.
-    left: usize,
+    pub(super) left: usize,
     /// Groups whose bit this round sets.
-    setting: HashSet<u64>,
+    pub(super) setting: HashSet<u64>,
     /// Overwritten blocks, in ascending order.
     overwritten: Vec<(u64, Entry)>,
     /// Number in the journal, if this round has entries there.
-    journal_batch: Option<u64>,
+    pub(super) journal_batch: Option<u64>,
+    pub(super) log: Option<RoundLog>,
     /// Requests that the end of this round completes.
     pub(super) flushes: Vec<RequestId>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Step {
+pub(super) enum Step {
+    /// The ledger's log.
+    Log,
+    LogSync,
     Before,
     Barrier,
     After,
     LastBarrier,
+    /// The ledger's tags.
+    Commit,
+    CommitSync,
 }
 
 /// A write of successive blocks from successive slots.
@@ -74,11 +79,11 @@ impl<E: Clone> Volume<E> {
             || (!self.closings.is_empty() && self.turns.is_empty());
         (is_wanted && self.has_changes())
             || open.entries.len() >= self.layout.batch_blocks_max()
-            || open.pages.len() >= BATCH_PAGES_MAX
+            || open.pages.len() >= self.batch_pages_max()
             || open.fresh.len() >= FRESH_BLOCKS_MAX
-            || open.fresh_pages.len() >= FRESH_PAGES_MAX
+            || open.fresh_pages.len() >= self.fresh_pages_max()
             || open.discards.len() >= DISCARDS_MAX
-            || self.pending.len() >= PENDING_GROUPS_MAX
+            || self.pending.len() >= self.pending_groups_max()
     }
 
     /// Starts a round if one is needed and possible; completes flushes that have nothing to wait for.
@@ -109,10 +114,13 @@ impl<E: Clone> Volume<E> {
             setting,
             overwritten: Vec::new(),
             journal_batch: None,
+            log: None,
             flushes: Vec::new(),
         };
         let mut slots = SlotRuns::default();
         let mut pages = BTreeSet::new();
+        let mut before = BTreeMap::new();
+        self.images_before(&round.batch, &round.setting, false, &mut before);
         let moved = self.classify(&mut round, &mut slots, &mut pages);
         if moved.is_empty() {
             round.flushes = std::mem::take(&mut self.flushes);
@@ -120,16 +128,28 @@ impl<E: Clone> Volume<E> {
         for (block, entry) in moved {
             self.enter(block, entry);
         }
+        self.images_before(&round.batch, &round.setting, true, &mut before);
+        let queued = self.queued.len();
         if self.layout.unit == Unit::Bytes512 && !round.overwritten.is_empty() {
             self.write_journal(&mut round, &mut slots);
         }
         self.round = Some(round);
         while let Some(pages) = self.cache.take_dirty() {
+            self.note_tags(pages.clone());
             self.enqueue_round(pages.clone(), Todo::Pages(pages));
         }
         self.write_pages(&pages);
         self.write_slots(slots);
+        let deferred = self.queued.split_off(queued);
+        self.begin_log(&before, deferred);
         self.next_step();
+    }
+
+    /// Queues what the round has for the storage before its barrier.
+    pub(super) fn begin_before(&mut self, operations: VecDeque<(Purpose, Todo)>) {
+        let round = self.round.as_mut().expect("a round is under way");
+        (round.step, round.left) = (Step::Before, operations.len());
+        self.queued.extend(operations);
     }
 
     /// Decides for each entry what is written before the barrier. Removes and returns those that cannot be written in this
@@ -201,7 +221,7 @@ impl<E: Clone> Volume<E> {
         }
     }
 
-    fn enqueue_round(&mut self, pages: Range<u64>, todo: Todo) {
+    pub(super) fn enqueue_round(&mut self, pages: Range<u64>, todo: Todo) {
         self.round.as_mut().expect("a round is under way").left += 1;
         self.enqueue(Purpose::Round(pages), todo);
     }
@@ -237,6 +257,15 @@ impl<E: Clone> Volume<E> {
             && round.left == 0
         {
             match round.step {
+                Step::Log => {
+                    round.step = Step::LogSync;
+                    self.enqueue_round(0..0, Todo::SyncLedger);
+                }
+                Step::LogSync => {
+                    let log = round.log.as_mut().expect("a log was written");
+                    let deferred = std::mem::take(&mut log.deferred);
+                    self.begin_before(deferred);
+                }
                 Step::Before => {
                     round.step = Step::Barrier;
                     self.enqueue_round(0..0, Todo::Barrier);
@@ -247,15 +276,20 @@ impl<E: Clone> Volume<E> {
                     self.late.clear();
                     self.write_after();
                 }
-                Step::After if self.is_undurable && round.needs_last_barrier() => {
+                Step::After if self.is_undurable && (round.needs_last_barrier() || round.log.is_some()) => {
                     round.step = Step::LastBarrier;
                     self.enqueue_round(0..0, Todo::Barrier);
                 }
-                Step::After => self.end_round(),
+                Step::After => self.commit_round(),
                 Step::LastBarrier => {
                     self.is_undurable = false;
-                    self.end_round();
+                    self.commit_round();
                 }
+                Step::Commit => {
+                    round.step = Step::CommitSync;
+                    self.enqueue_round(0..0, Todo::SyncLedger);
+                }
+                Step::CommitSync => self.end_round(),
             }
         }
     }
@@ -266,9 +300,7 @@ impl<E: Clone> Volume<E> {
         let round = self.round.take().expect("a round is under way");
         let (mut pages, mut map_pages) = (BTreeSet::new(), BTreeSet::new());
         let mut slots = SlotRuns::default();
-        let journaled = round.overwritten.iter().filter(|_| self.layout.unit == Unit::Bytes512);
-        let journaled = journaled.map(|(block, entry)| (*block, entry.context));
-        for (block, context) in journaled.chain(round.batch.fresh.iter().map(|(b, c)| (*b, *c))) {
+        for (block, context) in round.contexts_after(self.layout.unit) {
             let (page, index) = (self.layout.page_of(block), self.layout.index_in_page(block));
             self.cache.pinned(page).set_only(cipher, index, &context);
             pages.insert(page);
@@ -326,6 +358,15 @@ impl<E: Clone> Volume<E> {
         }
     }
 
+    /// All that the round wrote is durable, or without a ledger will be.
+    fn commit_round(&mut self) {
+        if self.begin_commit() {
+            self.round.as_mut().expect("a round is under way").step = Step::Commit;
+        } else {
+            self.end_round();
+        }
+    }
+
     fn end_round(&mut self) {
         let round = self.round.take().expect("a round is under way");
         for entry in round.batch.entries.values() {
@@ -360,6 +401,13 @@ impl<E: Clone> Volume<E> {
 }
 
 impl Round {
+    /// Contexts that are the only ones of their blocks after the round.
+    pub(super) fn contexts_after(&self, unit: Unit) -> impl Iterator<Item = (u64, Context)> {
+        let journaled = self.overwritten.iter().filter(move |_| unit == Unit::Bytes512);
+        let journaled = journaled.map(|(block, entry)| (*block, entry.context));
+        journaled.chain(self.batch.fresh.iter().map(|(block, context)| (*block, *context)))
+    }
+
     fn needs_last_barrier(&self) -> bool {
         !self.flushes.is_empty() || !self.batch.discards.is_empty()
     }

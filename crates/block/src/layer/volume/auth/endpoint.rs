@@ -18,6 +18,7 @@ use zeroize::Zeroizing;
 
 use super::super::areas::{Areas, PIECE_BYTES};
 use super::super::pace::Pace;
+use super::ledger::{FIRST_KEY, LedgerIo};
 use super::work::{Examine, Fetch, Job, Parent, Part, Plain, Read, Seal, Todo, Write};
 use super::{Act, SERIAL_BITS, Shared, failure};
 use crate::{
@@ -36,6 +37,7 @@ pub(super) struct Auth {
     shared: Arc<Shared>,
     seat: usize,
     owner: Owner,
+    ledger: Option<LedgerIo>,
     sealer: Option<Sealer>,
     capability: Capability,
     state: State,
@@ -70,7 +72,12 @@ enum Closing {
 }
 
 impl Auth {
-    pub(super) fn new(io: &mut Io, inner: Box<dyn Endpoint>, shared: Arc<Shared>) -> Result<Self, OpenError> {
+    pub(super) fn new(
+        io: &mut Io,
+        inner: Box<dyn Endpoint>,
+        shared: Arc<Shared>,
+        ledger: Option<LedgerIo>,
+    ) -> Result<Self, OpenError> {
         let owner = io.owner();
         let waker = io
             .waker(Token { owner, key: WAKE })
@@ -86,6 +93,7 @@ impl Auth {
             shared,
             seat,
             owner,
+            ledger,
             sealer: None,
             capability,
             state: State::Opening,
@@ -505,6 +513,10 @@ impl Auth {
     ) -> bool {
         let part = self.number();
         let (kind, into) = match operation {
+            Operation::ReadLedger { .. } | Operation::WriteLedger { .. } | Operation::SyncLedger => {
+                let ledger = self.ledger.as_mut().expect("an operation of a volume with a ledger");
+                return ledger.begin(io, self.owner, (id, part), operation, &mut self.areas);
+            }
             Operation::FillSlot { slot, bytes } => {
                 self.slots.fill(*slot as usize * BLOCK_BYTES, bytes);
                 self.shared.lock().volume.done(id, Outcome::Done);
@@ -730,6 +742,14 @@ impl Endpoint for Auth {
             } else {
                 self.shared.lock().volume.write_out();
             }
+        } else if event.token.key >= FIRST_KEY {
+            let ended = self.ledger.as_mut().and_then(|ledger| ledger.on_event(io, &event));
+            // The span of the event goes before its memory is used again.
+            drop(event);
+            if let Some((id, outcome, memory)) = ended {
+                self.areas.give_back(memory);
+                self.shared.lock().volume.done(id, outcome);
+            }
         }
         self.advance(io, inner, done);
     }
@@ -772,7 +792,8 @@ impl Endpoint for Auth {
     }
 
     fn is_closed(&self) -> bool {
-        self.closing != Closing::Volume && self.inner.is_closed()
+        let is_idle = self.ledger.as_ref().is_none_or(|ledger| ledger.operations().next().is_none());
+        self.closing != Closing::Volume && is_idle && self.inner.is_closed()
     }
 
     fn inspect(&self) -> &dyn Inspect {
@@ -782,7 +803,8 @@ impl Endpoint for Auth {
 
 impl Drop for Auth {
     fn drop(&mut self) {
-        self.shared.leave(self.seat, self.operations.keys().copied());
+        let ledger = self.ledger.iter().flat_map(LedgerIo::operations);
+        self.shared.leave(self.seat, self.operations.keys().copied().chain(ledger));
     }
 }
 

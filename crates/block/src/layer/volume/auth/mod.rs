@@ -6,6 +6,7 @@
 //! that thread's mailbox, and its loop is woken. `work.rs` has the requests of one thread while they are under way.
 
 mod endpoint;
+mod ledger;
 #[cfg(test)]
 mod tests;
 mod work;
@@ -20,6 +21,8 @@ use volume::auth::{Action, BLOCK_BYTES, Failure, Outcome, POOL_SLOTS, ReadError,
 
 use crate::{Endpoint, IoError, IoErrorKind, Medium, OpenError};
 use endpoint::Auth;
+pub(super) use ledger::LedgerFile;
+use ledger::LedgerIo;
 
 type Act = Action<IoError>;
 
@@ -32,27 +35,31 @@ const LAST_TURNS_MAX: usize = 10_000;
 pub(super) struct AuthMedium {
     inner: Arc<dyn Medium>,
     shared: Arc<Shared>,
+    /// The file that the volume's ledger is in.
+    ledger: Option<LedgerFile>,
 }
 
 impl AuthMedium {
-    /// `name`: UUID and digest of the key.
+    /// `name`: UUID and digest of the key. `ledger` belongs to a volume that has one.
     pub(super) fn new(
         inner: Arc<dyn Medium>,
         volume: Volume<IoError>,
         name: String,
+        ledger: Option<LedgerFile>,
     ) -> Result<Self, OpenError> {
         let bytes = POOL_SLOTS as usize * BLOCK_BYTES;
         let slots = Region::new(bytes, false)
             .map_err(|error| OpenError::Failed(format!("{bytes} bytes for blocks that wait: {error}")))?;
         let state = Mutex::new(State { volume, seats: Vec::new() });
-        Ok(Self { inner, shared: Arc::new(Shared { state, slots: Arc::new(slots), name }) })
+        Ok(Self { inner, shared: Arc::new(Shared { state, slots: Arc::new(slots), name }), ledger })
     }
 }
 
 impl Medium for AuthMedium {
     fn attach(&self, io: &mut Io) -> Result<Box<dyn Endpoint>, OpenError> {
         let inner = self.inner.attach(io)?;
-        Ok(Box::new(Auth::new(io, inner, Arc::clone(&self.shared))?))
+        let ledger = self.ledger.as_ref().map(LedgerIo::new).transpose()?;
+        Ok(Box::new(Auth::new(io, inner, Arc::clone(&self.shared), ledger)?))
     }
 
     fn name(&self) -> String {
@@ -201,16 +208,20 @@ fn aborted() -> IoError {
 /// them.
 fn failure(failure: &Failure<IoError>, offset: u64) -> IoError {
     let first = match failure {
-        Failure::Unverified { block } => Some(offset.max(block * BLOCK_BYTES as u64)),
+        Failure::Unverified { block } | Failure::OldBlock { block } => {
+            Some(offset.max(block * BLOCK_BYTES as u64))
+        }
         _ => None,
     };
     let kind = match failure {
         // The place in the storage is no place in the volume.
         Failure::Storage(error) => return error.clone().at(None),
-        Failure::Unverified { .. } | Failure::Damaged => IoErrorKind::Medium,
+        Failure::Unverified { .. } | Failure::OldBlock { .. } | Failure::OldVolume | Failure::Damaged => {
+            IoErrorKind::Medium
+        }
         Failure::ReadOnly => IoErrorKind::ReadOnly,
         Failure::OutOfRange | Failure::Truncated => IoErrorKind::OutOfRange,
-        Failure::Foreign | Failure::Exhausted => IoErrorKind::Other,
+        Failure::Foreign | Failure::Ledger(_) | Failure::Exhausted => IoErrorKind::Other,
     };
     IoError::new(kind, failure.to_string()).at(first)
 }

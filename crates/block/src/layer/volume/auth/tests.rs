@@ -47,7 +47,7 @@ fn open_as(inner: &Arc<dyn Medium>, cipher: Cipher, unit: Unit, is_read_only: bo
     getrandom::fill(&mut writer).unwrap();
     let volume =
         Volume::new(keys(cipher, unit), (cipher, unit, SEGMENT), STORAGE, writer, is_read_only).unwrap();
-    AuthMedium::new(Arc::clone(inner), volume, "of a test".to_owned()).unwrap()
+    AuthMedium::new(Arc::clone(inner), volume, "of a test".to_owned(), None).unwrap()
 }
 
 struct Rig {
