@@ -52,11 +52,15 @@ impl HeaderLock {
     fn take_in(directory: &Path, path: &Path, wait_max: Duration) -> Result<Option<Self>, HeaderLockError> {
         let until = Instant::now() + wait_max;
         loop {
-            let Some(lock) = Self::open(directory, path)? else { return Ok(None) };
-            match flock(&lock.file, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) if lock.is_current()? => return Ok(Some(lock)),
-                // Its last holder has removed the lock file in the meantime.
-                Ok(()) => {}
+            let Some((file, path)) = open(directory, path)? else { return Ok(None) };
+            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => {
+                    let lock = Self { file, path };
+                    if lock.is_current()? {
+                        return Ok(Some(lock));
+                    }
+                    // Its last holder has removed the lock file in the meantime.
+                }
                 Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() >= until => {
                     return Err(HeaderLockError::Held);
                 }
@@ -66,33 +70,6 @@ impl HeaderLock {
         }
     }
 
-    fn open(directory: &Path, path: &Path) -> io::Result<Option<Self>> {
-        let storage = OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(path)?;
-        let metadata = storage.metadata()?;
-        if !metadata.file_type().is_block_device() {
-            let is_remote = matches!(
-                rustix::fs::fstatfs(&storage)?.f_type as u32,
-                NFS_SUPER_MAGIC | SMB2_SUPER_MAGIC | CIFS_SUPER_MAGIC
-            );
-            return Ok((!is_remote).then_some(Self { file: storage, path: None }));
-        }
-        match DirBuilder::new().mode(0o700).create(directory) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-            _ => {}
-        }
-        let number = metadata.rdev();
-        let path = directory.join(format!("L_{}:{}", major(number), minor(number)));
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o644)
-            .custom_flags(libc::O_NOFOLLOW)
-            .open(&path)?;
-        Ok(Some(Self { file, path: Some(path) }))
-    }
-
     /// Whether the lock file that was locked is the one that others find.
     fn is_current(&self) -> io::Result<bool> {
         let Some(path) = &self.path else { return Ok(true) };
@@ -100,6 +77,34 @@ impl HeaderLock {
         let found = std::fs::metadata(path);
         Ok(found.is_ok_and(|found| (found.dev(), found.ino()) == (own.dev(), own.ino())))
     }
+}
+
+/// The file to lock and, of a block device, its name.
+fn open(directory: &Path, path: &Path) -> io::Result<Option<(File, Option<PathBuf>)>> {
+    let storage = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+    let metadata = storage.metadata()?;
+    if !metadata.file_type().is_block_device() {
+        let is_remote = matches!(
+            rustix::fs::fstatfs(&storage)?.f_type as u32,
+            NFS_SUPER_MAGIC | SMB2_SUPER_MAGIC | CIFS_SUPER_MAGIC
+        );
+        return Ok((!is_remote).then_some((storage, None)));
+    }
+    match DirBuilder::new().mode(0o700).create(directory) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        _ => {}
+    }
+    let number = metadata.rdev();
+    let path = directory.join(format!("L_{}:{}", major(number), minor(number)));
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o644)
+        .custom_flags(libc::O_NOFOLLOW)
+        .open(&path)?;
+    Ok(Some((file, Some(path))))
 }
 
 impl Drop for HeaderLock {

@@ -14,6 +14,7 @@ use anyhow::{Context as _, Result, ensure};
 use steps::is_root;
 use tempfile::TempDir;
 
+use crate::target::private_file;
 use crate::{Cases, Context, Output, Scene, Server, program, run, scratch};
 
 const LIMIT: Duration = Duration::from_secs(20);
@@ -745,7 +746,8 @@ fn quiet(context: &Context, place: &Place) -> Result<()> {
     ensure!(place.run(context, &["-q", "info", "disk.img"])?.success()?.stdout.contains("1 MiB"));
     place.run(context, &["-q", "info", "none.raw"])?.expect(1)?.says("error: cannot open none.raw")?;
     let words = ["-q", "volume", "format", "quiet.img,create", "--data-size", "1M", "--type", "luks2"];
-    let costs = ["--key-file", "disk.img", "--pbkdf", "pbkdf2", "--iter-time", "1"];
+    private_file(place.path("key"), "of a test")?;
+    let costs = ["--key-file", "key", "--pbkdf", "pbkdf2", "--iter-time", "1"];
     let made = place.run(context, &[&words[..], &costs].concat())?.success()?;
     ensure!(made.text().trim().is_empty(), "{}", made.text());
     let server =
