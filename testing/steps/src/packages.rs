@@ -50,7 +50,7 @@ const TEST: &[Need] = &[
     need("cpio", &["cpio"]),
     need("kmod", &["modprobe", "depmod"]),
     need("xz-utils", &["xz"]),
-    need("e2fsprogs", &["mkfs.ext4", "e2fsck"]),
+    need("e2fsprogs", &["mkfs.ext4", "e2fsck", "debugfs"]),
     need("xfsprogs", &["mkfs.xfs", "xfs_repair"]),
     need("btrfs-progs", &["mkfs.btrfs", "btrfs"]),
     need("mount", &["losetup"]),

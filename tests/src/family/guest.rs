@@ -93,16 +93,17 @@ pub(super) fn judge<'a>(cases: &mut Cases, names: &str, full: &str, said: impl F
     cases.check("script-ends", || said()?.ends(&[names, full].concat()));
 }
 
-/// As [`judge`], for a script of the full tier only; `prefix` comes before each name.
-pub(super) fn judge_full<'a>(
+/// As [`judge`], for a script of which a sample has the cases of `group`; `prefix` comes before each name.
+pub(super) fn judge_some<'a>(
     cases: &mut Cases,
+    group: (&str, usize),
     prefix: &str,
     names: &str,
     said: impl Fn() -> Result<&'a Said>,
 ) {
     let names: Vec<&str> = names.split_whitespace().collect();
     for name in &names {
-        cases.check_some(FULL_ONLY, &format!("{prefix}/{name}"), || said()?.result(name));
+        cases.check_some(group, &format!("{prefix}/{name}"), || said()?.result(name));
     }
-    cases.check_some(FULL_ONLY, &format!("{prefix}/script-ends"), || said()?.ends(&names));
+    cases.check_some(group, &format!("{prefix}/script-ends"), || said()?.ends(&names));
 }

@@ -1,5 +1,5 @@
 //! The stock Linux kernel as a peer, in an emulated machine (`tests/kernel-lab`): its initiator makes a file system on
-//! a LUN of `hikyaku serve`, and its target is an end of `hikyaku copy`.
+//! a LUN of `hikyaku serve`, its target is an end of `hikyaku copy`, and dm-crypt shares volumes with `hikyaku volume`.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use tempfile::TempDir;
 
-use super::{FULL_ONLY, send_buffer};
+use super::{FULL_ONLY, dm_crypt, send_buffer};
 use crate::files::{empty_file, patchy_file, random_file, same_file};
 use crate::process::tail;
 use crate::{Against, Cases, Context, Credentials, Disk, Running, Scene, Url, free_port, run, scratch};
@@ -200,6 +200,7 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
     }
     lio_cases(context, cases, "plain", None);
     lio_cases(context, cases, "chap", Some(&Credentials::example()));
+    dm_crypt::examine(context, cases);
     send_buffer::examine(context, cases);
     Ok(())
 }

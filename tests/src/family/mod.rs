@@ -9,6 +9,7 @@ mod cli_contract;
 mod conformance;
 mod copy_matrix;
 mod distance;
+mod dm_crypt;
 mod foreign;
 mod fuzz;
 mod gateway;

@@ -9,7 +9,8 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use steps::cargo;
 
-use super::guest::{Said, judge, judge_full};
+use super::FULL_ONLY;
+use super::guest::{Said, judge, judge_some};
 use super::kernel::{guest, script};
 use crate::{Cases, Context, Scene, Tier, program, run, scratch};
 
@@ -107,13 +108,13 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
     let said = Scene::new(|| boot(context));
     judge(cases, NAMES, MORE, || said.get());
     let said = Scene::new(|| initiator(context));
-    judge_full(cases, "kernel-initiator", INITIATOR, || said.get());
+    judge_some(cases, FULL_ONLY, "kernel-initiator", INITIATOR, || said.get());
     if let Some(said) = said.into_made() {
         let longest = said.value("LONGEST ");
         println!("  kernel-initiator: the longest write with its flush took {} ms", longest.unwrap_or("?"));
         cases.fact("kernel_initiator_longest_write_ms", longest.and_then(|text| text.parse::<u64>().ok()));
     }
     let said = Scene::new(|| guide(context));
-    judge_full(cases, "open-iscsi-guide", GUIDE, || said.get());
+    judge_some(cases, FULL_ONLY, "open-iscsi-guide", GUIDE, || said.get());
     Ok(())
 }

@@ -202,6 +202,33 @@ fn served(desk: &Desk<'_>, sector_bytes: u32) -> Result<()> {
     same_range(&desk.path("expected"), 0, &desk.path("x.img"), 0, BYTES)
 }
 
+/// An image of blocks of 512 bytes that fills no larger block, in volumes with larger sectors, which show blocks of 4096 bytes:
+/// refused with the option that permits it; then there is room for it, in the volume and over a LUN of it.
+fn other_blocks(context: &Context) -> Result<()> {
+    const IMAGE: u64 = BYTES + 5 * 512;
+    let desk = Desk::new(context)?;
+    let plain = desk.random("plain.img", IMAGE)?;
+    for sector_bytes in [1024, 2048, 4096] {
+        let name = format!("{sector_bytes}.img");
+        desk.format(&name, IMAGE, &format!("--sector-size {sector_bytes}"))?;
+        let copy = format!("copy plain.img {name},{VOLUME}");
+        desk.try_ours(&copy)?.expect(6)?.says("--allow sector-size")?;
+        desk.ours(&format!("{copy} --verify --allow sector-size"))?;
+        desk.ours(&format!("compare plain.img {name},{VOLUME}"))?;
+        let target = serve(&desk, &name, &[])?;
+        let url = target.url(0).to_string();
+        desk.try_ours(&format!("copy plain.img {url} --force"))?.expect(6)?.says("--allow sector-size")?;
+        desk.ours(&format!("copy plain.img {url} --force --verify --allow sector-size"))?;
+        desk.ours(&format!("copy {url} back.img --size {IMAGE} --force --allow sector-size"))?;
+        target.terminate(LIMIT)?.success()?;
+        same_file(&plain, &desk.path("back.img"))?;
+        desk.decrypt(&name, "head")?;
+        same_range(&plain, 0, &desk.path(&name), 0, IMAGE).with_context(|| name.clone())?;
+        fs::remove_file(desk.path("head"))?;
+    }
+    Ok(())
+}
+
 /// Two initiators at once, which a server with two threads serves on both.
 fn two_sessions(context: &Context) -> Result<()> {
     const HALF: u64 = 32 << 20;
@@ -305,6 +332,7 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) {
     cases.check("served-to-qemu", || served(&Desk::new(context)?, 512));
     cases.check_some(FULL_ONLY, "served-to-qemu-4096", || served(&Desk::new(context)?, 4096));
     cases.check_some(FULL_ONLY, "served-to-qemu-portable", || served(&Desk::new(context)?.portable(), 512));
+    cases.check("image-of-other-blocks", || other_blocks(context));
     cases.check("two-sessions", || two_sessions(context));
     cases.check("killed-and-resumed", || resumed(context, false));
     cases.check_some(FULL_ONLY, "formatted-anew-is-not-resumed", || resumed(context, true));

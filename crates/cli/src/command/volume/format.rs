@@ -129,7 +129,11 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
             } else {
                 Unit::Bytes4096
             };
-            named.set("size", &size_for(args, bytes, unit)?.to_string());
+            let is_small = match args.sector_size {
+                Some(bytes) => bytes == 512,
+                None => named.spec.get("block-size") != Some("4096"),
+            };
+            named.set("size", &size_for(args, bytes, unit, is_small)?.to_string());
         }
         (None, None) if creates => {
             return Err(Failure::usage(ATTEMPTED, text, "the size of the new file is not known")
@@ -209,11 +213,15 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-/// Bytes of storage for so many bytes of data. A new file keeps blocks of `unit` whole.
-fn size_for(args: &Args, bytes: u64, unit: Unit) -> Result<u64, Failure> {
+/// Bytes of storage for so many bytes of data. A new file keeps blocks of `unit` whole; `is_small`: sectors have 512 bytes.
+fn size_for(args: &Args, bytes: u64, unit: Unit, is_small: bool) -> Result<u64, Failure> {
     let header = if args.of.header.is_some() { 0 } else { HEADER_AREA_BYTES };
     match args.r#type {
-        Kind::Luks2 => Ok(bytes.saturating_add(header)),
+        Kind::Luks2 => {
+            // Whole blocks of a LUN, which leaves out what fills none.
+            let block = if is_small { 512 } else { 4096 };
+            Ok(bytes.div_ceil(block).saturating_mul(block).saturating_add(header))
+        }
         Kind::Auth => {
             let blocks = bytes.div_ceil(BLOCK_BYTES as u64);
             let layout = Layout::new(args.cipher(), unit, header, blocks);
