@@ -47,14 +47,21 @@ impl Region {
             let populate = if populate { libc::MAP_POPULATE } else { 0 };
             return Self::map(length, protection, flags | populate, -1);
         }
+        let region = Self::on_demand(length)?;
+        // SAFETY: the range is the whole mapping. The call may fail: then pages are faulted in on first use.
+        unsafe { libc::madvise(region.base.as_ptr().cast(), length, libc::MADV_POPULATE_WRITE) };
+        Ok(region)
+    }
+
+    /// As [`Region::new`] with `populate`, but each huge page is faulted in at its first use: for memory of which little may
+    /// ever be used. `length` is a multiple of 2 MiB.
+    pub fn on_demand(length: usize) -> io::Result<Self> {
+        assert!(length > 0 && length.is_multiple_of(HUGE_PAGE_BYTES), "whole huge pages");
+        let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
         let mut region = Self::map(length + HUGE_PAGE_BYTES, protection, flags, -1)?;
         region.align(length);
-        // SAFETY: the range is the whole mapping. Both calls may fail: then pages are small, or are faulted in on first
-        // use.
-        unsafe {
-            libc::madvise(region.base.as_ptr().cast(), length, libc::MADV_HUGEPAGE);
-            libc::madvise(region.base.as_ptr().cast(), length, libc::MADV_POPULATE_WRITE);
-        }
+        // SAFETY: the range is the whole mapping. The call may fail: then pages are small.
+        unsafe { libc::madvise(region.base.as_ptr().cast(), length, libc::MADV_HUGEPAGE) };
         Ok(region)
     }
 

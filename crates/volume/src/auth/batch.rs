@@ -1,7 +1,9 @@
 //! What waits for a round of barriers.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::ops::Range;
+
+use foldhash::HashSet;
 
 use super::{Context, Generation};
 
@@ -33,6 +35,13 @@ pub(super) struct Batch {
 impl Batch {
     pub(super) fn is_empty(&self) -> bool {
         self.entries.is_empty() && self.discards.is_empty() && self.fresh.is_empty()
+    }
+
+    /// Whether it says anything of one of the blocks.
+    pub(super) fn has_any(&self, blocks: &Range<u64>) -> bool {
+        self.entries.range(blocks.clone()).next().is_some()
+            || self.fresh.range(blocks.clone()).next().is_some()
+            || self.has_discarded_any(blocks)
     }
 
     pub(super) fn has_discarded(&self, block: u64) -> bool {

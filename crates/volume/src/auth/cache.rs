@@ -3,8 +3,10 @@
 //! A page equals the one in storage, or is *dirty*: it belongs to a group whose bit in the map is not set, so that it may
 //! be written at any time. Pages with a pin stay; the others leave when there are more than [`CACHE_PAGES_MAX`].
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
+
+use foldhash::HashMap;
 
 use super::context::ContextPage;
 use super::{CACHE_PAGES_MAX, OPERATION_BYTES_MAX, PAGE_BYTES};

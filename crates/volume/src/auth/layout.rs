@@ -224,6 +224,12 @@ impl Layout {
         if blocks.is_empty() { 0..0 } else { self.page_of(blocks.start)..self.page_of(blocks.end - 1) + 1 }
     }
 
+    /// Those of `blocks` whose contexts are on the page.
+    pub(super) fn blocks_of(&self, page: u64, blocks: &Range<u64>) -> Range<u64> {
+        let per_page = self.cipher.blocks_per_page() as u64;
+        blocks.start.max(page * per_page)..blocks.end.min((page + 1) * per_page)
+    }
+
     pub(super) fn index_in_page(&self, block: u64) -> usize {
         (block % self.cipher.blocks_per_page() as u64) as usize
     }

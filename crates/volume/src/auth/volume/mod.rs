@@ -258,10 +258,12 @@ pub struct Volume<E> {
     pool: Pool,
     open: Batch,
     round: Option<Round>,
+    /// Rounds that have begun.
+    rounds: u64,
     /// Something completed since the last barrier that was not preceded by it.
     is_undurable: bool,
-    /// Blocks whose data was overwritten in the last round, and is not known to be durable. Unit 4096 only.
-    late: HashSet<u64>,
+    /// Blocks whose data was overwritten in the last round, and is not known to be durable, in ascending order. Unit 4096 only.
+    late: Vec<u64>,
     /// Number of the next batch in the journal.
     journal_batch: u64,
 
@@ -366,8 +368,9 @@ impl<E: Clone> Volume<E> {
             pool: Pool::new(),
             open: Batch::default(),
             round: None,
+            rounds: 0,
             is_undurable: false,
-            late: HashSet::new(),
+            late: Vec::new(),
             journal_batch: 0,
             turns: Turns::default(),
             requests: HashMap::new(),
@@ -492,8 +495,7 @@ impl<E: Clone> Volume<E> {
     /// Whether the block is known to be unwritten, and the end of the range of which that was determined.
     fn hole_at(&self, block: u64) -> (u64, bool) {
         let group = self.layout.group_of(block);
-        let is_touched = self.initialised.contains(group) || self.pending.contains(&group);
-        if !is_touched {
+        if !self.is_touched(group) {
             return ((group + 1) * self.layout.blocks_per_group(), true);
         }
         (block + 1, self.source(block) == Some(Source::Zeroes))

@@ -27,6 +27,8 @@ pub(super) struct Active {
     pins: Vec<u64>,
     /// Of the volume, when the caller was last given something to do.
     incarnation: u32,
+    /// Rounds that had begun then.
+    rounds: u64,
     is_fetched: bool,
     /// Slots that a read shares, or that a write has taken.
     slots: Vec<u32>,
@@ -55,6 +57,13 @@ impl Active {
     pub(super) fn is_close(&self) -> bool {
         self.request == Request::Close
     }
+
+    /// Whether a write has only a part of the block.
+    fn covers_in_part(&self, block: u64) -> bool {
+        let Request::Write { offset, length } = self.request else { return false };
+        let start = block * BLOCK_BYTES as u64;
+        start < offset || offset + length < start + BLOCK_BYTES as u64
+    }
 }
 
 impl<E: Clone> Volume<E> {
@@ -69,6 +78,7 @@ impl<E: Clone> Volume<E> {
             has_turn: false,
             pins: Vec::new(),
             incarnation: self.incarnation,
+            rounds: self.rounds,
             is_fetched: false,
             slots: Vec::new(),
             grants: Vec::new(),
@@ -114,7 +124,7 @@ impl<E: Clone> Volume<E> {
                 (Source::Stored(candidates), Some(_)) => candidates.other.map(|other| other.generation),
                 // Overwriting all of a block repairs it; a part of it cannot be kept.
                 (Source::Stored(_) | Source::Held { .. } | Source::Invalid, None) => {
-                    if self.covers_in_part(id, block) {
+                    if self.requests[&id].covers_in_part(block) {
                         return self.complete(id, Err(Failure::Unverified { block }));
                     }
                     None
@@ -134,16 +144,18 @@ impl<E: Clone> Volume<E> {
         let is_current = self.take_back(id);
         let request = self.requests.get_mut(&id).expect("the request is active");
         let (grants, blocks) = (std::mem::take(&mut request.grants), request.blocks.clone());
+        // Nobody else writes these blocks meanwhile: only a round that begins turns what waits into what is in storage.
+        let is_same_round = request.rounds == self.rounds;
         let taken = std::mem::take(&mut request.slots);
         if is_current {
             self.open.reserved -= taken.len();
         }
         let mut bases = grants.iter().zip(blocks.clone());
         let is_unchanged = |((place, base), block): (&(Place, Option<Generation>), u64)| {
-            let base_now = || self.base(id, block, self.source(block).expect("its page is pinned"));
-            *place == Place::Storage || base_now() == *base
+            let source = || self.source(block).expect("its page is pinned");
+            *place == Place::Storage || self.base(&self.requests[&id], block, source()) == *base
         };
-        let holds = is_current && bases.all(is_unchanged);
+        let holds = is_current && (is_same_round || bases.all(is_unchanged));
         match result {
             Ok(contexts) if holds => {
                 assert_eq!(contexts.len(), grants.len(), "a context for each block");
@@ -333,7 +345,7 @@ impl<E: Clone> Volume<E> {
             }
             return;
         }
-        let sources: Vec<_> = blocks.map(|block| self.source(block).expect("its page is pinned")).collect();
+        let sources = self.sources(blocks);
         self.share(id, sources.iter());
         self.send_out(id);
         self.actions.push_back(Action::Open { id, sources });
@@ -352,7 +364,7 @@ impl<E: Clone> Volume<E> {
     fn send_out(&mut self, id: RequestId) {
         let request = self.requests.get_mut(&id).expect("the request is active");
         request.stage = Stage::Out;
-        request.incarnation = self.incarnation;
+        (request.incarnation, request.rounds) = (self.incarnation, self.rounds);
     }
 
     /// Whether writes may begin; otherwise the request waits until the volume is claimed.
@@ -381,7 +393,7 @@ impl<E: Clone> Volume<E> {
         if !self.pin_pages(id, blocks.clone()) {
             return self.loading.push(id);
         }
-        let sources: Vec<_> = blocks.map(|block| self.source(block).expect("its page is pinned")).collect();
+        let sources = self.sources(blocks);
         if !self.requests[&id].is_examined {
             let examined = self.to_examine(id, &sources);
             if !examined.is_empty() {
@@ -426,7 +438,7 @@ impl<E: Clone> Volume<E> {
             } else {
                 Place::Storage
             };
-            let base = self.base(id, block, sources[index]);
+            let base = self.base(&self.requests[&id], block, sources[index]);
             generations.push(base.map_or_else(|| Generation::new(session, 0), |base| base.next(session)));
             grants.push((place, base));
             add_to_runs(&mut runs, block, place);
@@ -504,8 +516,7 @@ impl<E: Clone> Volume<E> {
         let mut is_complete = true;
         let mut missing: Option<Range<u64>> = None;
         for page in self.layout.pages_of(&blocks) {
-            let group = page / PAGES_PER_GROUP;
-            if !self.initialised.contains(group) && !self.pending.contains(&group) {
+            if !self.is_touched(page / PAGES_PER_GROUP) {
                 continue;
             }
             let request = self.requests.get_mut(&id).expect("the request is active");
@@ -572,23 +583,18 @@ impl<E: Clone> Volume<E> {
         }
     }
 
-    fn covers_in_part(&self, id: RequestId, block: u64) -> bool {
-        let Request::Write { offset, length } = self.requests[&id].request else { return false };
-        let start = block * BLOCK_BYTES as u64;
-        start < offset || offset + length < start + BLOCK_BYTES as u64
-    }
-
     /// The blocks of a write whose content or version must be known before it is sealed.
     fn to_examine(&self, id: RequestId, sources: &[Source]) -> Vec<(u64, Source)> {
-        let blocks = self.blocks(id).zip(sources).filter_map(|(block, source)| {
+        let request = &self.requests[&id];
+        let blocks = request.blocks.clone().zip(sources).filter_map(|(block, source)| {
             let is_unclear = matches!(source, Source::Stored(Candidates { other: Some(_), .. }));
-            (is_unclear || self.covers_in_part(id, block)).then_some((block, *source))
+            (is_unclear || request.covers_in_part(block)).then_some((block, *source))
         });
         blocks.collect()
     }
 
     /// The version that the next one of a block follows: the one in storage when the next one is written.
-    fn base(&self, id: RequestId, block: u64, source: Source) -> Option<Generation> {
+    fn base(&self, request: &Active, block: u64, source: Source) -> Option<Generation> {
         if let Some(entry) = self.open.entries.get(&block) {
             return entry.base;
         }
@@ -596,41 +602,69 @@ impl<E: Clone> Volume<E> {
             Source::Zeroes | Source::Invalid => None,
             Source::Held { context, .. } => Some(context.generation),
             Source::Stored(candidates) => {
-                let resolved = self.requests[&id].resolved.get(&block).copied();
+                let resolved = request.resolved.get(&block).copied();
                 resolved.unwrap_or(Some(candidates.first.generation))
             }
         }
     }
 
+    /// Where the contents of blocks are whose pages are pinned.
+    fn sources(&self, blocks: Range<u64>) -> Vec<Source> {
+        let mut batches = [Some(&self.open), self.round.as_ref().map(|round| &round.batch)].into_iter().flatten();
+        if batches.any(|batch| batch.has_any(&blocks)) {
+            return blocks.map(|block| self.source(block).expect("its page is pinned")).collect();
+        }
+        let mut sources = Vec::with_capacity((blocks.end - blocks.start) as usize);
+        for page in self.layout.pages_of(&blocks) {
+            let in_page = self.layout.blocks_of(page, &blocks);
+            if !self.is_touched(page / PAGES_PER_GROUP) {
+                sources.extend(in_page.map(|_| Source::Zeroes));
+                continue;
+            }
+            let contexts = self.cache.peek(page).expect("its page is pinned");
+            let first = self.layout.index_in_page(in_page.start);
+            let pairs = (first..).zip(in_page).map(|(index, _)| contexts.pair(self.layout.cipher, index));
+            sources.extend(pairs.map(|pair| self.source_of(pair)));
+        }
+        sources
+    }
+
+    /// Whether pages of contexts of the group exist.
+    pub(super) fn is_touched(&self, group: u64) -> bool {
+        self.initialised.contains(group) || self.pending.contains(&group)
+    }
+
     /// Where the content of a block is. `None` if its page of contexts is not in memory.
     pub(super) fn source(&self, block: u64) -> Option<Source> {
-        let stored = |context: Context| Some(Source::Stored(Candidates { first: context, other: None }));
-        let held = |entry: &Entry| Some(Source::Held { slot: entry.slot, context: entry.context });
         for batch in [Some(&self.open), self.round.as_ref().map(|round| &round.batch)].into_iter().flatten() {
             if let Some(entry) = batch.entries.get(&block) {
-                return held(entry);
+                return Some(Source::Held { slot: entry.slot, context: entry.context });
             }
             if batch.has_discarded(block) {
                 return Some(Source::Zeroes);
             }
             if let Some(context) = batch.fresh.get(&block) {
-                return stored(*context);
+                return Some(Source::Stored(Candidates { first: *context, other: None }));
             }
         }
-        let group = self.layout.group_of(block);
-        if !self.initialised.contains(group) && !self.pending.contains(&group) {
+        if !self.is_touched(self.layout.group_of(block)) {
             return Some(Source::Zeroes);
         }
-        Some(match self.pair(block)? {
+        Some(self.source_of(self.pair(block)?))
+    }
+
+    /// Where the content of a block is that no batch has.
+    fn source_of(&self, pair: Pair) -> Source {
+        match pair {
             Pair::Unwritten => Source::Zeroes,
             Pair::Invalid => Source::Invalid,
-            Pair::One(context) => return stored(context),
+            Pair::One(context) => Source::Stored(Candidates { first: context, other: None }),
             Pair::Two(later, earlier) => {
                 let is_unclear =
                     self.ledger.is_none() && self.superblock.is_unclean(later.generation.session());
                 Source::Stored(Candidates { first: later, other: is_unclear.then_some(earlier) })
             }
-        })
+        }
     }
 
     /// The contexts of a block. `None` if its page is not in memory.

@@ -101,6 +101,7 @@ impl<E: Clone> Volume<E> {
     }
 
     fn begin_round(&mut self) {
+        self.rounds += 1;
         let mut batch = std::mem::take(&mut self.open);
         self.open.reserved = std::mem::take(&mut batch.reserved);
         let setting = std::mem::take(&mut self.pending);
@@ -173,7 +174,7 @@ impl<E: Clone> Volume<E> {
             } else if pair == Pair::Unwritten {
                 round.batch.fresh.insert(block, entry.context);
                 slots.add(self.layout.data_offset(block), entry.slot);
-            } else if self.late.contains(&block) {
+            } else if self.late.binary_search(&block).is_ok() {
                 moved.push((block, entry));
             } else {
                 if self.layout.unit == Unit::Bytes4096 {
@@ -376,7 +377,7 @@ impl<E: Clone> Volume<E> {
             self.cache.unpin(*page);
         }
         if self.is_undurable && self.layout.unit == Unit::Bytes4096 {
-            self.late.extend(round.overwritten.iter().map(|(block, _)| *block));
+            self.late = round.overwritten.iter().map(|(block, _)| *block).collect();
         }
         for id in round.flushes {
             self.complete(id, Ok(()));

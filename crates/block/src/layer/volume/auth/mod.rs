@@ -48,7 +48,7 @@ impl AuthMedium {
         ledger: Option<LedgerFile>,
     ) -> Result<Self, OpenError> {
         let bytes = POOL_SLOTS as usize * BLOCK_BYTES;
-        let slots = Region::new(bytes, false)
+        let slots = Region::on_demand(bytes)
             .map_err(|error| OpenError::Failed(format!("{bytes} bytes for blocks that wait: {error}")))?;
         let state = Mutex::new(State { volume, seats: Vec::new() });
         Ok(Self { inner, shared: Arc::new(Shared { state, slots: Arc::new(slots), name }), ledger })
