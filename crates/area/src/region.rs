@@ -57,7 +57,8 @@ impl Region {
     /// ever be used. `length` is a multiple of 2 MiB.
     pub fn on_demand(length: usize) -> io::Result<Self> {
         assert!(length > 0 && length.is_multiple_of(HUGE_PAGE_BYTES), "whole huge pages");
-        let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        let (protection, flags) =
+            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
         let mut region = Self::map(length + HUGE_PAGE_BYTES, protection, flags, -1)?;
         region.align(length);
         // SAFETY: the range is the whole mapping. The call may fail: then pages are small.

@@ -610,7 +610,8 @@ impl<E: Clone> Volume<E> {
 
     /// Where the contents of blocks are whose pages are pinned.
     fn sources(&self, blocks: Range<u64>) -> Vec<Source> {
-        let mut batches = [Some(&self.open), self.round.as_ref().map(|round| &round.batch)].into_iter().flatten();
+        let mut batches =
+            [Some(&self.open), self.round.as_ref().map(|round| &round.batch)].into_iter().flatten();
         if batches.any(|batch| batch.has_any(&blocks)) {
             return blocks.map(|block| self.source(block).expect("its page is pinned")).collect();
         }
