@@ -76,6 +76,21 @@ fn volume_of_an_earlier_session_is_refused() {
     }
 }
 
+#[test]
+fn volume_from_before_its_closing_is_refused() {
+    for (cipher, unit) in KINDS {
+        let (image, file) = written(cipher, unit);
+        let mut machine = open(cipher, unit, &image, &file);
+        machine.write(0, content(2)).expect("nothing fails");
+        machine.flush().expect("nothing fails");
+        let (image, _) = state(&machine);
+        machine.perform(Request::Close, Vec::new()).expect("nothing fails");
+        let (_, file) = state(&machine);
+        let machine = open(cipher, unit, &image, &file);
+        assert_eq!(machine.volume.failure(), Some(&Failure::OldVolume), "{cipher:?} {unit:?}");
+    }
+}
+
 /// The disk of an earlier flush, which has the same superblock: blocks beside the one written since are errors too, as
 /// they share its page of contexts.
 #[test]
