@@ -274,6 +274,51 @@ fn a_failed_check_names_its_lba(context: &Context, block_bytes: u64) -> Result<(
     Ok(())
 }
 
+/// The storage becomes larger, then the volume; what it held stays, and what is new reads as zeroes.
+fn grows(context: &Context) -> Result<()> {
+    let place = Place::of(context, (CIPHERS[0], 4096), true)?;
+    let (pw, fresh) = (place.pw().display().to_string(), place.path("fresh"));
+    let image = place.path("sealed.img");
+    for path in [&image, &fresh] {
+        std::fs::remove_file(path)?;
+    }
+    let (made, fresh) = (format!("{},create", image.display()), fresh.display().to_string());
+    let words = ["--data-size", "8M", "--capacity", "24M", "--type", "auth", "--password-file", &pw];
+    let costs = ["--pbkdf", "pbkdf2", "--iter-time", "1", "--freshness", &fresh];
+    context.ours(&[&["volume", "format", &made], &words[..], &costs].concat(), LIMIT)?.success()?;
+    let grow = |more: &[&str]| {
+        let path = image.display().to_string();
+        let words = ["volume", "grow", &path, "--password-file", &pw, "--freshness", &fresh];
+        context.ours(&[&words[..], more].concat(), LIMIT)
+    };
+    let sealed = place.sealed("sealed.img", "");
+    let plain = random_file(place.path("plain"), 8 << 20, 31)?;
+    context.ours(&["copy", &plain.display().to_string(), &sealed, "--force"], LIMIT)?.success()?;
+    let said = grow(&[])?.success()?.stdout;
+    ensure!(said.contains("8 MiB, as before"), "{said}");
+    grow(&["--size", "12M"])?.expect(6)?.says("the storage has room for")?;
+    let file = OpenOptions::new().read(true).write(true).open(&image)?;
+    file.set_len(file.metadata()?.len() + (64 << 20))?;
+    let small = std::fs::read(&image)?;
+    grow(&["--size", "25M"])?.expect(6)?.says("contexts have room for")?;
+    grow(&["--size", "4M"])?.expect(2)?;
+    grow(&["--size", "12M"])?.success()?;
+    let said = grow(&[])?.success()?.stdout;
+    ensure!(said.contains("24 MiB; it had 12 MiB"), "{said}");
+    let mut expected = std::fs::read(&plain)?;
+    expected.resize(24 << 20, 0);
+    let expected_file = place.path("expected");
+    std::fs::write(&expected_file, &expected)?;
+    place.compare(context, &expected_file, &sealed)?.success()?;
+    let plain = random_file(place.path("larger"), 24 << 20, 32)?;
+    context
+        .ours(&["copy", &plain.display().to_string(), &sealed, "--force", "--verify"], LIMIT)?
+        .success()?;
+    std::fs::write(&image, small)?;
+    place.compare(context, &plain, &sealed)?.expect(6)?.says("an older state of the volume")?;
+    Ok(())
+}
+
 /// The provider returns the volume of an earlier session, or parts of it; then the file is not the volume's.
 fn older_states(context: &Context, cipher: &'static str, unit: u64) -> Result<()> {
     let place = Place::of(context, (cipher, unit), true)?;
@@ -390,6 +435,7 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
         cases.check(&format!("cuts-freshness-{cipher}-{unit}"), || cuts(context, cipher, unit, true));
         cases.check(&format!("older-states-{cipher}-{unit}"), || older_states(context, cipher, unit));
     }
+    cases.check("grows", || grows(context));
     cases.check("cryptsetup-sees-the-header", || cryptsetup_sees_the_header(context));
     cases.check("a-view-is-the-volume-of-its-storage", || a_view_is_the_volume_of_its_storage(context));
     Ok(())

@@ -246,6 +246,7 @@ fn volume(context: &Context, place: &Place) -> Result<()> {
         ("volume-key", [&["passwd"], &key[..], &CHEAP].concat()),
         ("volume-key", [&["key", "add"], &key[..], &argon2].concat()),
         ("volume-info", vec!["info", "sealed.img"]),
+        ("volume-grow", vec!["grow", "sealed.img"]),
         ("volume-header", vec!["header", "backup", "sealed.img", "header"]),
         ("volume-key", vec!["key", "remove", "sealed.img", "--slot", "0"]),
         ("volume-header", vec!["header", "restore", "sealed.img", "header"]),

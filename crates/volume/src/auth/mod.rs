@@ -9,6 +9,7 @@ mod batch;
 mod cache;
 mod context;
 mod format;
+mod grow;
 mod journal;
 mod keys;
 mod layout;
@@ -22,6 +23,7 @@ mod volume;
 
 pub use context::{Context, Generation};
 pub use format::format;
+pub use grow::{GrowError, Room, RoomLedgerError};
 pub use keys::Keys;
 pub use layout::{Cipher, Layout, LayoutError, Unit};
 pub use ledger::{LedgerError, format_ledger, ledger_bytes};

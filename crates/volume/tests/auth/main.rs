@@ -5,6 +5,7 @@ mod crashes;
 mod disk;
 mod file;
 mod freshness;
+mod grow;
 mod machine;
 mod random;
 mod requests;

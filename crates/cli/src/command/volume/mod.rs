@@ -1,6 +1,7 @@
 //! `volume`: makes sealed volumes, shows their headers, and changes their passphrases.
 
 mod format;
+mod grow;
 mod header;
 mod info;
 mod keys;
@@ -40,6 +41,7 @@ pub(crate) struct Args {
 enum Action {
     Format(format::Args),
     Info(info::Args),
+    Grow(grow::Args),
     Passwd(keys::PasswdArgs),
     Key(keys::Args),
     Header(header::Args),
@@ -50,6 +52,7 @@ impl Args {
         match &self.action {
             Action::Format(args) => args.json,
             Action::Info(args) => args.json,
+            Action::Grow(args) => args.json,
             Action::Passwd(args) => args.common.json,
             Action::Key(args) => args.json(),
             Action::Header(args) => args.json(),
@@ -61,6 +64,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     match &args.action {
         Action::Format(args) => format::run(context, args),
         Action::Info(args) => info::run(context, args),
+        Action::Grow(args) => grow::run(context, args),
         Action::Passwd(args) => keys::passwd(context, args),
         Action::Key(args) => keys::run(context, args),
         Action::Header(args) => header::run(context, args),
