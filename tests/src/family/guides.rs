@@ -303,6 +303,8 @@ fn volumes(context: &Context) -> Result<()> {
         (&*format, cheap(&format)),
         (&*passwd, cheap(&passwd)),
         (&*add, cheap(&add)),
+        ("--type auth", cheap("--type auth")),
+        ("64M", BYTES.to_string()),
         ("80M", (BYTES + (16 << 20)).to_string()),
         ("HOST", "127.0.0.1".to_owned()),
         ("3260", free_port()?.to_string()),
@@ -323,6 +325,9 @@ fn volumes(context: &Context) -> Result<()> {
     prints(&page.types("Passphrases")?, "the passphrase was removed")?;
     storage.alive()?;
     drop(storage);
+    prints(&page.types("Volumes that notice changes")?, "verified")?;
+    same_file(&disk, &page.path("restored-auth.img"))?;
+    prints(&page.types("Volumes that notice changes")?, "32 MiB; it had 16 MiB")?;
     prints(&page.types("Without this program")?, "aes-xts-plain64")?;
     page.types("Without this program")?;
     same_file(&disk, &page.path("copy.img"))?;
