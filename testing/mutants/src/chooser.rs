@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 pub const VARIABLE: &str = "HIKYAKU_MUTANT";
 
 /// All mutants, in the order in which their patches are applied.
-pub const NAMES: [&str; 37] = [
+pub const NAMES: [&str; 39] = [
     "DropFlush",
     "IgnoreFua",
     "AckEarly",
@@ -48,6 +48,8 @@ pub const NAMES: [&str; 37] = [
     "MarkEarly",
     "MemoryTrusted",
     "ReplayVolatile",
+    "LogLate",
+    "CommitEarly",
 ];
 
 /// Whether this mutant is on.

@@ -78,6 +78,8 @@ const TESTED: &[(&str, &str, &str)] = &[
     ("MarkEarly", "hikyaku-volume", "auth"),
     ("MemoryTrusted", "hikyaku-volume", "auth"),
     ("ReplayVolatile", "hikyaku-volume", "auth"),
+    ("LogLate", "hikyaku-volume", "auth"),
+    ("CommitEarly", "hikyaku-volume", "auth"),
 ];
 const TEST_LIMIT: Duration = Duration::from_secs(900);
 /// Of a test program in which a test has failed.

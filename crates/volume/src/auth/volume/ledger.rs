@@ -588,13 +588,16 @@ impl<E: Clone> Volume<E> {
         round.left = 0;
         log.batch = round.journal_batch.unwrap_or(u64::MAX);
         log.sectors = self.sectors_after(&round);
-        let mut images = Vec::new();
+        let mut images: Vec<Vec<u8>> = Vec::new();
         for (page, contexts) in self.pages_after(&round, before.keys().copied()) {
             let before = &before[&page];
             if before[..] != contexts.bytes()[..] {
                 let both = [&before[..], contexts.bytes()].concat();
                 log.add(&self.epoch, page, &both);
-                images.extend(both);
+                match images.last_mut() {
+                    Some(last) if last.len() + both.len() <= OPERATION_BYTES_MAX => last.extend(both),
+                    _ => images.push(both),
+                }
             }
         }
         self.round = Some(round);
@@ -604,7 +607,12 @@ impl<E: Clone> Volume<E> {
         self.write_tags(tags.iter().map(|(page, tag)| (*page, *tag)).collect());
         let layout = self.ledger.as_ref().expect("a volume with a ledger").layout;
         self.write_ledger(layout.log_offset(), &log.emit(&self.epoch));
-        self.write_ledger(layout.images_offset(&log, 0), &images);
+        let mut offset = layout.images_offset(&log, 0);
+        for bytes in images {
+            let next = offset + bytes.len() as u64;
+            self.enqueue_round(0..0, Todo::WriteLedger { offset, bytes });
+            offset = next;
+        }
         let round = self.round.as_mut().expect("a round is under way");
         round.log = Some(RoundLog { log, tags, deferred });
         round.step = RoundStep::Log;
