@@ -632,5 +632,6 @@ fn ledger_three_overwrites_unit_512() {
 
 #[test]
 fn ledger_killed_process_then_power_loss() {
-    kill_in(Unit::Bytes4096, 1, true, [vec![Step::Write(0), Step::WriteOut]].into_iter());
+    let scripts = [0, 1].map(|block| vec![Step::Write(block), Step::WriteOut]);
+    kill_in(Unit::Bytes4096, 1, true, scripts.into_iter());
 }
