@@ -203,23 +203,29 @@ fn served(desk: &Desk<'_>, sector_bytes: u32) -> Result<()> {
 }
 
 /// An image of blocks of 512 bytes that fills no larger block, in volumes with larger sectors, which show blocks of 4096 bytes:
-/// refused with the option that permits it; then there is room for it, in the volume and over a LUN of it.
+/// refused with the option that permits it, and until its end is filled up; then there is room for it, in the volume and over a LUN.
 fn other_blocks(context: &Context) -> Result<()> {
     const IMAGE: u64 = BYTES + 5 * 512;
     let desk = Desk::new(context)?;
-    let plain = desk.random("plain.img", IMAGE)?;
+    let odd = desk.random("odd.img", IMAGE)?;
+    let plain = desk.path("plain.img");
+    fs::copy(&odd, &plain)?;
+    fs::OpenOptions::new().write(true).open(&plain)?.set_len(IMAGE.next_multiple_of(4096))?;
     for sector_bytes in [1024, 2048, 4096] {
         let name = format!("{sector_bytes}.img");
         desk.format(&name, IMAGE, &format!("--sector-size {sector_bytes}"))?;
         let copy = format!("copy plain.img {name},{VOLUME}");
         desk.try_ours(&copy)?.expect(6)?.says("--allow sector-size")?;
+        desk.try_ours(&format!("copy odd.img {name},{VOLUME} --allow sector-size"))?
+            .expect(2)?
+            .says(&format!("granularity, {sector_bytes} bytes"))?;
         desk.ours(&format!("{copy} --verify --allow sector-size"))?;
         desk.ours(&format!("compare plain.img {name},{VOLUME}"))?;
         let target = serve(&desk, &name, &[])?;
         let url = target.url(0).to_string();
         desk.try_ours(&format!("copy plain.img {url} --force"))?.expect(6)?.says("--allow sector-size")?;
         desk.ours(&format!("copy plain.img {url} --force --verify --allow sector-size"))?;
-        desk.ours(&format!("copy {url} back.img --size {IMAGE} --force --allow sector-size"))?;
+        desk.ours(&format!("copy {url} back.img --force --allow sector-size"))?;
         target.terminate(LIMIT)?.success()?;
         same_file(&plain, &desk.path("back.img"))?;
         desk.decrypt(&name, "head")?;
