@@ -10,18 +10,18 @@ pub(super) enum Bound {
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Bar {
-    pub(super) what: &'static str,
+    pub(super) what: String,
     pub(super) value: f64,
     pub(super) bound: Bound,
 }
 
 impl Bar {
-    pub(super) fn at_least(what: &'static str, value: f64, least: f64) -> Self {
-        Self { what, value, bound: Bound::AtLeast(least) }
+    pub(super) fn at_least(what: impl Into<String>, value: f64, least: f64) -> Self {
+        Self { what: what.into(), value, bound: Bound::AtLeast(least) }
     }
 
-    pub(super) fn at_most(what: &'static str, value: f64, most: f64) -> Self {
-        Self { what, value, bound: Bound::AtMost(most) }
+    pub(super) fn at_most(what: impl Into<String>, value: f64, most: f64) -> Self {
+        Self { what: what.into(), value, bound: Bound::AtMost(most) }
     }
 
     /// A figure that is NaN because it could not be measured fails.

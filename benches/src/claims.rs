@@ -55,7 +55,7 @@ impl Claim {
             Compare::MoreCpu => more(both(both_cpu)),
             Compare::Cpu => ratio(both(both_cpu)),
         };
-        Bar { what: self.what, value, bound: self.bound }
+        Bar { what: self.what.to_owned(), value, bound: self.bound }
     }
 }
 

@@ -1,5 +1,6 @@
 //! Runs the peer programs and parses their figures.
 
+use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
@@ -56,8 +57,8 @@ pub(super) struct QemuRun {
     pub(super) initiator_cpu_s_per_gb: f64,
 }
 
-/// Runs `count` requests of one shape against the LUN that process `pid` serves.
-pub(super) fn qemu_img_bench(url: &Url, pid: u32, shape: Shape, count: u64) -> Result<QemuRun> {
+/// `count` requests of one shape by `qemu-img bench`.
+fn load(url: &Url, shape: Shape, count: u64) -> Result<Command> {
     let mut command = program("qemu-img")?;
     command.args(["bench", "-f", "raw", "-t", "none", "-d", &shape.depth.to_string()]);
     command.args(["-s", &shape.block.to_string(), "-c", &count.to_string()]);
@@ -65,13 +66,25 @@ pub(super) fn qemu_img_bench(url: &Url, pid: u32, shape: Shape, count: u64) -> R
         command.arg("-w");
     }
     command.arg(url.to_string());
-    let (before, own) = (cpu_seconds(pid)?, children_cpu_seconds());
-    let output = run(&mut command, RUN_LIMIT)?.success()?;
-    let (after, own_after) = (cpu_seconds(pid)?, children_cpu_seconds());
+    Ok(command)
+}
+
+/// Runs `qemu-img bench`; returns the seconds that it reports.
+fn load_seconds(command: &mut Command) -> Result<f64> {
+    let output = run(command, RUN_LIMIT)?.success()?;
     let seconds = output.stdout.split_once("completed in ");
     let seconds: Option<f64> = seconds.and_then(|(_, rest)| rest.split_whitespace().next()?.parse().ok());
     let seconds = seconds.with_context(|| format!("no time in: {}", output.stdout))?;
     ensure!(seconds > 0.0, "{}: {seconds} seconds", output.line);
+    Ok(seconds)
+}
+
+/// Runs `count` requests of one shape against the LUN that process `pid` serves.
+pub(super) fn qemu_img_bench(url: &Url, pid: u32, shape: Shape, count: u64) -> Result<QemuRun> {
+    let mut command = load(url, shape, count)?;
+    let (before, own) = (cpu_seconds(pid)?, children_cpu_seconds());
+    let seconds = load_seconds(&mut command)?;
+    let (after, own_after) = (cpu_seconds(pid)?, children_cpu_seconds());
     let bytes = (count * shape.block) as f64;
     let gb = bytes / 1e9;
     Ok(QemuRun {
@@ -79,6 +92,14 @@ pub(super) fn qemu_img_bench(url: &Url, pid: u32, shape: Shape, count: u64) -> R
         target_cpu_s_per_gb: (after.0 + after.1 - before.0 - before.1) / gb,
         initiator_cpu_s_per_gb: (own_after.0 + own_after.1 - own.0 - own.1) / gb,
     })
+}
+
+/// Runs `count` writes with a flush after each `interval` of them, for which all writes before it have ended. Returns
+/// MB/s.
+pub(super) fn qemu_img_bench_flushing(url: &Url, shape: Shape, count: u64, interval: u64) -> Result<f64> {
+    let mut command = load(url, shape, count)?;
+    let seconds = load_seconds(command.args(["--flush-interval", &interval.to_string()]))?;
+    Ok((count * shape.block) as f64 / 1e6 / seconds)
 }
 
 /// One TCP stream over loopback, MB/s; `length` is the size of each read and write.

@@ -16,7 +16,7 @@ const SPOILS: u64 = 64;
 
 /// File system of the files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(crate) enum Place {
     /// tmpfs.
     Memory,
     /// The file system of `/var/tmp`; both ends share its disk.
@@ -24,7 +24,7 @@ pub(super) enum Place {
 }
 
 impl Place {
-    pub(super) fn folder(self) -> Result<TempDir> {
+    pub(crate) fn folder(self) -> Result<TempDir> {
         match self {
             Self::Memory => scratch(),
             Self::Disk => tempfile::Builder::new()

@@ -59,7 +59,7 @@ pub(super) fn measure(bench: &Bench) -> Result<Found> {
     );
     let mut bars: Vec<Bar> = GAINS
         .iter()
-        .map(|(what, depth, bound)| Bar::at_least(what, spread(None, *depth).median / one, *bound))
+        .map(|(what, depth, bound)| Bar::at_least(*what, spread(None, *depth).median / one, *bound))
         .collect();
     let mut least = f64::INFINITY;
     for rate in rates() {

@@ -21,7 +21,8 @@ use serde_json::{Value, json};
 
 use super::bars::Bar;
 use super::{Common, KEPT_REPS_MIN, RUN_LIMIT, filter_rows, record};
-use disks::Place;
+pub(super) use disks::Place;
+pub(super) use requests::traffic;
 pub(super) use tools::{Measure, measure as measure_copy};
 
 use harness::Context;

@@ -19,7 +19,8 @@ const BYTES: u64 = 1 << 30;
 /// Tolerance for requests that are not the copy's: the final flush, and programs that probe a new device.
 const EDGES: f64 = 2.0;
 
-fn traffic(device: &Path) -> Result<Traffic> {
+/// The counters of a block device.
+pub(crate) fn traffic(device: &Path) -> Result<Traffic> {
     let number = std::fs::metadata(device)?.rdev();
     Kernel::default().traffic(number).with_context(|| format!("no counters of {}", device.display()))
 }

@@ -18,11 +18,11 @@ const SOCKET_BYTES: &str = "4096 131072 67108864";
 /// Time that a frame waits for the line of a path with delay, as in a router.
 const QUEUE_S: f64 = 0.05;
 
-pub(super) const INITIATOR: &str = "10.99.1.1";
-pub(super) const TARGET: &str = "10.99.1.2";
+pub(crate) const INITIATOR: &str = "10.99.1.1";
+pub(crate) const TARGET: &str = "10.99.1.2";
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Kind {
+pub(crate) enum Kind {
     /// A pair of virtual interfaces, MTU 1500, no rate limit.
     Direct,
     /// A pair of virtual interfaces behind a token bucket.
@@ -33,14 +33,14 @@ pub(super) enum Kind {
 
 /// A link; dropping it removes the namespaces and ends the processes in them.
 #[derive(Debug)]
-pub(super) struct Link {
+pub(crate) struct Link {
     // Declared before the namespaces and therefore dropped first.
     _line: Option<Line>,
     namespaces: [Namespace; 2],
 }
 
 impl Link {
-    pub(super) fn new(kind: Kind) -> Result<Self> {
+    pub(crate) fn new(kind: Kind) -> Result<Self> {
         let namespaces = [Namespace::new("initiator")?, Namespace::new("target")?];
         let mut link = Self { _line: None, namespaces };
         link.join(kind).context("link between two network namespaces")?;
@@ -81,12 +81,17 @@ impl Link {
     }
 
     /// The namespaces of initiator and target.
-    pub(super) fn sides(&self) -> [Surroundings; 2] {
+    pub(crate) fn sides(&self) -> [Surroundings; 2] {
         self.namespaces.each_ref().map(|namespace| Surroundings::network(namespace.name()))
     }
 
+    /// Sets a value below `/proc/sys` on both sides.
+    pub(crate) fn sysctl(&self, key: &str, value: &str) -> Result<()> {
+        Ok(self.namespaces.iter().try_for_each(|namespace| namespace.sysctl(key, value))?)
+    }
+
     /// Runs `ip` on the initiator's (0) or the target's (1) side.
-    pub(super) fn ip(&self, side: usize, arguments: &str) -> Result<()> {
+    pub(crate) fn ip(&self, side: usize, arguments: &str) -> Result<()> {
         Ok(self.namespaces[side].ip(arguments)?)
     }
 }

@@ -7,7 +7,7 @@
 
 mod ahead;
 mod groups;
-mod link;
+pub(super) mod link;
 mod logins;
 pub(super) mod rig;
 mod tunnels;

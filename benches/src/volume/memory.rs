@@ -1,7 +1,7 @@
 //! Copies between loop devices over tmpfs, into volumes and out of them.
 
 use std::fmt::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
@@ -11,6 +11,7 @@ use tempfile::TempDir;
 use super::super::Spread;
 use super::super::bars::Bar;
 use super::super::copy::{Measure, measure_copy};
+use super::made::{AEGIS, GCM_SIV, Kind, Passphrase};
 use super::{Bench, Found, RUN_LIMIT};
 use harness::files::{Loop, empty_file, random_file};
 use harness::{program, run, scratch};
@@ -26,70 +27,43 @@ pub(super) enum Way {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
-    Plain,
-    Luks2 {
-        sector: u32,
-    },
-    /// Fresh, or over what an earlier copy wrote.
-    Auth {
-        cipher: &'static str,
-        overwrites: bool,
-    },
+enum Tool {
+    Ours(Kind),
     /// `qemu-img convert -W -m 8` with its luks driver (LUKS1, aes-256-xts).
     Qemu,
 }
 
 struct Row {
     name: &'static str,
-    kind: Kind,
+    tool: Tool,
+    /// Over what an earlier copy wrote, not into a fresh volume.
+    overwrites: bool,
     /// Bytes that the volume's storage writes whole: with 512 a volume has a journal.
     unit: u32,
     /// Least share of the plain copy.
     least: Option<f64>,
 }
 
+const fn row(name: &'static str, kind: Kind, least: Option<f64>) -> Row {
+    Row { name, tool: Tool::Ours(kind), overwrites: false, unit: 512, least }
+}
+
+/// A row of authenticated volumes.
+const fn auth(name: &'static str, kind: Kind, unit: u32, overwrites: bool, least: Option<f64>) -> Row {
+    Row { unit, overwrites, ..row(name, kind, least) }
+}
+
 const ROWS: &[Row] = &[
-    Row { name: "plain", kind: Kind::Plain, unit: 512, least: None },
-    Row { name: "luks2, sectors of 4096", kind: Kind::Luks2 { sector: 4096 }, unit: 512, least: Some(0.75) },
-    Row { name: "luks2, sectors of 512", kind: Kind::Luks2 { sector: 512 }, unit: 512, least: Some(0.65) },
-    Row {
-        name: "auth, AEGIS-256X4",
-        kind: Kind::Auth { cipher: "aegis-256x4", overwrites: false },
-        unit: 4096,
-        least: Some(0.70),
-    },
-    Row {
-        name: "auth, AEGIS-256X4, overwriting",
-        kind: Kind::Auth { cipher: "aegis-256x4", overwrites: true },
-        unit: 4096,
-        least: Some(0.55),
-    },
-    Row {
-        name: "auth, AES-256-GCM-SIV",
-        kind: Kind::Auth { cipher: "aes256-gcm-siv", overwrites: false },
-        unit: 4096,
-        least: Some(0.35),
-    },
-    Row {
-        name: "auth, AES-256-GCM-SIV, overwriting",
-        kind: Kind::Auth { cipher: "aes256-gcm-siv", overwrites: true },
-        unit: 4096,
-        least: Some(0.28),
-    },
-    Row {
-        name: "auth, AEGIS-256X4, overwriting, units of 512",
-        kind: Kind::Auth { cipher: "aegis-256x4", overwrites: true },
-        unit: 512,
-        least: None,
-    },
-    Row {
-        name: "auth, AES-256-GCM-SIV, overwriting, units of 512",
-        kind: Kind::Auth { cipher: "aes256-gcm-siv", overwrites: true },
-        unit: 512,
-        least: None,
-    },
-    Row { name: "qemu-img convert -W -m 8, luks", kind: Kind::Qemu, unit: 512, least: None },
+    row("plain", Kind::Plain, None),
+    row("luks2, sectors of 4096", Kind::Luks2 { sector: Some(4096) }, Some(0.75)),
+    row("luks2, sectors of 512", Kind::Luks2 { sector: Some(512) }, Some(0.65)),
+    auth("auth, AEGIS-256X4", AEGIS, 4096, false, Some(0.70)),
+    auth("auth, AEGIS-256X4, overwriting", AEGIS, 4096, true, Some(0.55)),
+    auth("auth, AES-256-GCM-SIV", GCM_SIV, 4096, false, Some(0.35)),
+    auth("auth, AES-256-GCM-SIV, overwriting", GCM_SIV, 4096, true, Some(0.28)),
+    auth("auth, AEGIS-256X4, overwriting, units of 512", AEGIS, 512, true, None),
+    auth("auth, AES-256-GCM-SIV, overwriting, units of 512", GCM_SIV, 512, true, None),
+    Row { tool: Tool::Qemu, ..row("qemu-img convert -W -m 8, luks", Kind::Plain, None) },
 ];
 
 struct Place {
@@ -99,6 +73,7 @@ struct Place {
     /// The volume's storage, attached for each row.
     sealed: Loop,
     unit: u32,
+    passphrase: Passphrase,
 }
 
 impl Place {
@@ -108,11 +83,9 @@ impl Place {
         let plain = Loop::attach(&file, 512, true)?;
         let file = empty_file(dir.path().join("sealed"), bytes + ROOM)?;
         let (unit, sealed) = (512, Loop::attach(&file, 512, true)?);
-        std::fs::write(dir.path().join("pw"), "of a benchmark\n")?;
         std::fs::write(dir.path().join("secret"), "of a benchmark")?;
-        let mut chmod = program("chmod")?;
-        run(chmod.arg("600").arg(dir.path().join("pw")), RUN_LIMIT)?.success()?;
-        Ok(Self { dir, plain, sealed, unit })
+        let passphrase = Passphrase::new(dir.path())?;
+        Ok(Self { dir, plain, sealed, unit, passphrase })
     }
 
     /// Attaches the volume's storage as a device that writes `unit` bytes whole.
@@ -123,33 +96,18 @@ impl Place {
         Ok(())
     }
 
-    fn password(&self) -> PathBuf {
-        self.dir.path().join("pw")
-    }
-
     fn secret(&self) -> String {
         format!("secret,id=s,file={}", self.dir.path().join("secret").display())
     }
 
     /// Makes the volume anew, of a new key.
-    fn format(&self, bench: &Bench, kind: Kind) -> Result<()> {
+    fn format(&self, bench: &Bench, tool: Tool) -> Result<()> {
         let sealed = self.sealed.path();
-        match kind {
-            Kind::Plain => Ok(()),
-            Kind::Luks2 { .. } | Kind::Auth { .. } => {
-                let mut command = bench.context.command();
-                command.args(["volume", "format"]).arg(sealed);
-                command.args(["--force", "--pbkdf", "pbkdf2", "--iter-time", "1"]);
-                match kind {
-                    Kind::Auth { cipher, .. } => command.args(["--type", "auth", "--cipher", cipher]),
-                    Kind::Luks2 { sector } => {
-                        command.args(["--type", "luks2", "--sector-size", &sector.to_string()])
-                    }
-                    Kind::Plain | Kind::Qemu => unreachable!("the other arms"),
-                };
-                run(command.arg("--password-file").arg(self.password()), RUN_LIMIT)?.success().map(drop)
+        match tool {
+            Tool::Ours(kind) => {
+                self.passphrase.format(bench.context.command(), &self.sealed.text(), kind, &[])
             }
-            Kind::Qemu => {
+            Tool::Qemu => {
                 let mut command = program("qemu-img")?;
                 command.args(["create", "-q", "-f", "luks", "--object", &self.secret()]);
                 command.args(["-o", "key-secret=s,iter-time=100"]).arg(sealed).arg(bench.bytes.to_string());
@@ -166,19 +124,14 @@ impl Place {
         }
     }
 
-    fn sealed_words(&self, kind: Kind) -> String {
-        let (sealed, password) = (self.sealed.path().display(), self.password());
-        let volume = |name| format!("{sealed},volume={name},password-file={}", password.display());
-        match kind {
-            Kind::Luks2 { .. } => volume("luks2"),
-            Kind::Auth { .. } => volume("auth"),
-            Kind::Plain | Kind::Qemu => sealed.to_string(),
-        }
+    fn sealed_words(&self, tool: Tool) -> String {
+        let kind = if let Tool::Ours(kind) = tool { kind } else { Kind::Plain };
+        self.passphrase.endpoint(&self.sealed.text(), kind)
     }
 
-    fn copy(&self, bench: &Bench, kind: Kind, way: Way) -> Result<Command> {
-        let plain = self.plain.path().display().to_string();
-        if kind == Kind::Qemu {
+    fn copy(&self, bench: &Bench, tool: Tool, way: Way) -> Result<Command> {
+        let plain = self.plain.text();
+        if tool == Tool::Qemu {
             let mut command = program("qemu-img")?;
             let device = self.sealed.path().display();
             command.args([
@@ -211,7 +164,7 @@ impl Place {
             return Ok(command);
         }
         let size = bench.bytes.to_string();
-        let sealed = self.sealed_words(kind);
+        let sealed = self.sealed_words(tool);
         let [from, to] = if way == Way::In { [plain, sealed] } else { [sealed, plain] };
         let mut command = bench.context.command();
         command.args(["copy", "--force", "--quiet", "--allow", "sector-size", "--size", &size, &from, &to]);
@@ -219,11 +172,11 @@ impl Place {
     }
 
     /// Every byte, through a fresh process.
-    fn compare(&self, bench: &Bench, kind: Kind) -> Result<()> {
+    fn compare(&self, bench: &Bench, tool: Tool) -> Result<()> {
         let mut command = bench.context.command();
         let size = bench.bytes.to_string();
         command.args(["compare", "--quiet", "--size", &size]);
-        command.arg(self.plain.path()).arg(self.sealed_words(kind));
+        command.arg(self.plain.path()).arg(self.sealed_words(tool));
         run(&mut command, RUN_LIMIT)?.success().map(drop)
     }
 
@@ -239,22 +192,21 @@ pub(super) fn measure(bench: &Bench, way: Way) -> Result<Found> {
     for rep in 0..=bench.reps {
         for (row, runs) in ROWS.iter().zip(&mut runs) {
             place.set_unit(row.unit)?;
-            place.format(bench, row.kind)?;
-            let overwrites = matches!(row.kind, Kind::Auth { overwrites: true, .. });
-            if way == Way::Out && overwrites {
+            place.format(bench, row.tool)?;
+            if way == Way::Out && row.overwrites {
                 continue;
             }
-            if way == Way::Out || overwrites {
-                run(&mut place.copy(bench, row.kind, Way::In)?, RUN_LIMIT)?.success()?;
+            if way == Way::Out || row.overwrites {
+                run(&mut place.copy(bench, row.tool, Way::In)?, RUN_LIMIT)?.success()?;
             }
-            let mut command = place.copy(bench, row.kind, way)?;
+            let mut command = place.copy(bench, row.tool, way)?;
             let measured =
                 measure_copy(&mut command, place.destination(way), bench.bytes).with_context(|| row.name)?;
             if rep > 0 {
                 runs.push(measured);
             }
-            if row.kind != Kind::Qemu && (rep == 0 || rep == bench.reps) {
-                place.compare(bench, row.kind).with_context(|| format!("{} did not copy", row.name))?;
+            if row.tool != Tool::Qemu && (rep == 0 || rep == bench.reps) {
+                place.compare(bench, row.tool).with_context(|| format!("{} did not copy", row.name))?;
             }
         }
     }

@@ -1,15 +1,20 @@
 //! What sealed volumes cost, and their bars: percent of the same copy without a volume on the same devices.
 //!
 //! `memory-in`, `memory-out`: between loop devices over tmpfs, beside `qemu-img convert` with its luks driver.
-//! `disk`: files of one disk. `ciphers`: AES-XTS beside OpenSSL's. `opening`: time and memory of unlocking beside
-//! cryptsetup, of formatting 1 TiB. Every group of copies compares the bytes.
+//! `disk`: into a file of a disk. `link`, `link-32ms`: into a LUN behind 1 Gbit/s. `lun`: 4 KiB requests at LUNs that are
+//! volumes. `beneath`: bytes and flushes, by a device's counters. `ciphers`: AES-XTS beside OpenSSL's. `opening`: time and
+//! memory of unlocking beside cryptsetup, of formatting 1 TiB. Every group of copies compares the bytes.
 
+mod beneath;
 mod ciphers;
+mod lun;
+mod made;
 mod memory;
 mod opening;
+mod slower;
 
 use std::fmt::Write as _;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
@@ -20,6 +25,8 @@ use harness::Context;
 use harness::files::can_loop;
 
 const NAME: &str = "bench-volume";
+/// Round trip of the longer link.
+const FAR: Duration = Duration::from_millis(32);
 
 struct Bench {
     context: Context,
@@ -39,6 +46,11 @@ type Group = (&'static str, fn(&Bench) -> Result<Found>);
 const GROUPS: &[Group] = &[
     ("memory-in", |bench| memory::measure(bench, memory::Way::In)),
     ("memory-out", |bench| memory::measure(bench, memory::Way::Out)),
+    ("disk", slower::disk),
+    ("link", |bench| slower::link(bench, Duration::ZERO)),
+    ("link-32ms", |bench| slower::link(bench, FAR)),
+    ("lun", lun::measure),
+    ("beneath", beneath::measure),
     ("ciphers", ciphers::measure),
     ("opening", opening::measure),
 ];
