@@ -246,6 +246,11 @@ pub trait Endpoint {
 
 /// Facts of storage beyond its [`Capability`], not used on the data path. A layer returns those of what it wraps.
 pub trait Inspect {
+    /// What a layer wraps: what the layer says nothing else of is that storage's.
+    fn beneath(&self) -> Option<&dyn Inspect> {
+        None
+    }
+
     /// Compared to detect that source and destination are the same storage.
     fn identity(&self) -> Identity;
 
@@ -255,37 +260,36 @@ pub trait Inspect {
     /// Device numbers of the disks of this machine that requests are served from; empty for memory, for a LUN, and
     /// where no disk is known. Two endpoints with a disk in common slow each other down.
     fn disks(&self) -> &[u64] {
-        &[]
+        self.beneath().map_or(&[], |beneath| beneath.disks())
     }
 
     /// Whether the storage is still the one that was opened. The error has the kind [`crate::IoErrorKind::Gone`]: any
     /// earlier write may be on another disk, or lost, because the time of the change is not known.
     fn check_identity(&self, certainty: Evidence) -> Result<(), IoError> {
-        let _ = certainty;
-        Ok(())
+        self.beneath().map_or(Ok(()), |beneath| beneath.check_identity(certainty))
     }
 
     /// (name, value) pairs for the terminal and for JSON, in the terms of the standards.
     fn facts(&self) -> Vec<(&'static str, String)> {
-        Vec::new()
+        self.beneath().map_or_else(Vec::new, |beneath| beneath.facts())
     }
 
     fn retries(&self) -> u64 {
-        0
+        self.beneath().map_or(0, |beneath| beneath.retries())
     }
 
     fn losses(&self) -> u64 {
-        0
+        self.beneath().map_or(0, |beneath| beneath.losses())
     }
 
     /// The connection to a remote end, to be observed; `None` without one.
     fn tap(&self) -> Option<io::Tap> {
-        None
+        self.beneath().and_then(|beneath| beneath.tap())
     }
 
     /// The path to a remote end; `None` where there is no network, or nothing is known of it.
     fn path(&self) -> Option<crate::PathReport> {
-        None
+        self.beneath().and_then(|beneath| beneath.path())
     }
 }
 

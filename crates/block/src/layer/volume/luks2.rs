@@ -18,8 +18,8 @@ use zeroize::Zeroizing;
 use super::areas::{Areas, PIECE_BYTES};
 use super::pace::Pace;
 use crate::{
-    Capability, Completion, Direction, Endpoint, Evidence, Fingerprint, Identity, Inspect, IoError,
-    IoErrorKind, Kind, Medium, OpenError, PathReport, Request, RequestId, State, memory,
+    Capability, Completion, Direction, Endpoint, Fingerprint, Identity, Inspect, IoError, IoErrorKind, Kind,
+    Medium, OpenError, Request, RequestId, State, memory,
 };
 
 /// What an unlocked header says of the data. The key is the only copy that outlives opening; every endpoint expands it.
@@ -466,6 +466,10 @@ impl Endpoint for Luks2 {
 }
 
 impl Inspect for Luks2 {
+    fn beneath(&self) -> Option<&dyn Inspect> {
+        Some(self.inner.inspect())
+    }
+
     fn identity(&self) -> Identity {
         self.inner.inspect().identity()
     }
@@ -474,14 +478,6 @@ impl Inspect for Luks2 {
     fn fingerprint(&self) -> Fingerprint {
         let Fingerprint { storage, contents } = self.inner.inspect().fingerprint();
         Fingerprint { storage: format!("{storage}, volume {}", self.unlocked.name), contents }
-    }
-
-    fn disks(&self) -> &[u64] {
-        self.inner.inspect().disks()
-    }
-
-    fn check_identity(&self, certainty: Evidence) -> Result<(), IoError> {
-        self.inner.inspect().check_identity(certainty)
     }
 
     fn facts(&self) -> Vec<(&'static str, String)> {
@@ -494,21 +490,5 @@ impl Inspect for Luks2 {
             format!("aes-xts-plain64, {bits} bits, {} bytes", self.unlocked.sector_bytes),
         ));
         facts
-    }
-
-    fn retries(&self) -> u64 {
-        self.inner.inspect().retries()
-    }
-
-    fn losses(&self) -> u64 {
-        self.inner.inspect().losses()
-    }
-
-    fn tap(&self) -> Option<io::Tap> {
-        self.inner.inspect().tap()
-    }
-
-    fn path(&self) -> Option<PathReport> {
-        self.inner.inspect().path()
     }
 }

@@ -22,8 +22,8 @@ use super::ledger::{FIRST_KEY, LedgerIo};
 use super::work::{Examine, Fetch, Job, Parent, Part, Plain, Read, Seal, Todo, Write};
 use super::{Act, SERIAL_BITS, Shared, failure};
 use crate::{
-    Capability, Completion, Direction, Endpoint, Evidence, Extent, Fingerprint, Identity, Inspect, IoError,
-    IoErrorKind, Kind, OpenError, PathReport, State, memory,
+    Capability, Completion, Direction, Endpoint, Extent, Fingerprint, Identity, Inspect, IoError,
+    IoErrorKind, Kind, OpenError, State, memory,
 };
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -809,6 +809,10 @@ impl Drop for Auth {
 }
 
 impl Inspect for Auth {
+    fn beneath(&self) -> Option<&dyn Inspect> {
+        Some(self.inner.inspect())
+    }
+
     fn identity(&self) -> Identity {
         self.inner.inspect().identity()
     }
@@ -818,14 +822,6 @@ impl Inspect for Auth {
         Fingerprint { storage: format!("{storage}, volume {}", self.shared.name), contents }
     }
 
-    fn disks(&self) -> &[u64] {
-        self.inner.inspect().disks()
-    }
-
-    fn check_identity(&self, certainty: Evidence) -> Result<(), IoError> {
-        self.inner.inspect().check_identity(certainty)
-    }
-
     fn facts(&self) -> Vec<(&'static str, String)> {
         let mut facts = self.inner.inspect().facts();
         facts.push(("volume", format!("auth {}", self.shared.name)));
@@ -833,21 +829,5 @@ impl Inspect for Auth {
             facts.push(("volume cipher", sealer.cipher().name().to_owned()));
         }
         facts
-    }
-
-    fn retries(&self) -> u64 {
-        self.inner.inspect().retries()
-    }
-
-    fn losses(&self) -> u64 {
-        self.inner.inspect().losses()
-    }
-
-    fn tap(&self) -> Option<io::Tap> {
-        self.inner.inspect().tap()
-    }
-
-    fn path(&self) -> Option<PathReport> {
-        self.inner.inspect().path()
     }
 }
