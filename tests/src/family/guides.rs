@@ -304,6 +304,7 @@ fn volumes(context: &Context) -> Result<()> {
         (&*passwd, cheap(&passwd)),
         (&*add, cheap(&add)),
         ("--type auth", cheap("--type auth")),
+        ("--data-size 1M", cheap("--data-size 1M")),
         ("64M", BYTES.to_string()),
         ("80M", (BYTES + (16 << 20)).to_string()),
         ("HOST", "127.0.0.1".to_owned()),
@@ -322,12 +323,20 @@ fn volumes(context: &Context) -> Result<()> {
     let mut server = page.starts("In and out")?;
     is_ready(&mut server)?;
     drop(server);
-    prints(&page.types("Passphrases")?, "the passphrase was removed")?;
+    let passphrases = page.types("Passphrases")?;
+    prints(&passphrases, "the passphrase was changed")?;
+    prints(&passphrases, "the passphrase was removed")?;
     storage.alive()?;
     drop(storage);
     prints(&page.types("Volumes that notice changes")?, "verified")?;
     same_file(&disk, &page.path("restored-auth.img"))?;
     prints(&page.types("Volumes that notice changes")?, "32 MiB; it had 16 MiB")?;
+    page.types("Plaintext storage shown as a volume")?;
+    let mut view = page.starts("Plaintext storage shown as a volume")?;
+    is_ready(&mut view)?;
+    page.types("Plaintext storage shown as a volume")?;
+    view.alive()?;
+    drop(view);
     prints(&page.types("Without this program")?, "aes-xts-plain64")?;
     page.types("Without this program")?;
     same_file(&disk, &page.path("copy.img"))?;

@@ -25,8 +25,9 @@ struct Copy {
 /// with one flush: what is reported as copied is durable, but in a pipe.
 ///
 /// A copy of more than 1 GiB keeps a journal. If it is interrupted, the same command resumes it, where neither end was
-/// written since; --list shows interrupted copies. Where the source cannot be read the copy goes on, and lists those areas
-/// at the end (exit code 7). Journals that are not continued for 30 days are removed.
+/// written since; --list shows interrupted copies. Where the source cannot be read such a copy goes on, and lists those
+/// areas at the end (exit code 7); a smaller copy ends with an error there (1). Journals that are not continued for 30
+/// days are removed.
 ///
 /// SIGINT, SIGTERM and SIGHUP (unless nohup) interrupt a copy in good order. SIGUSR1 prints a line of progress at once.
 #[derive(Debug, PartialEq, Eq, clap::Args)]
