@@ -35,6 +35,7 @@ pub mod seal;
 mod statements;
 pub mod tap;
 pub mod target;
+mod terminal;
 pub mod tgt;
 pub mod verdict;
 

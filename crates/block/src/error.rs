@@ -107,7 +107,13 @@ pub enum OpenError {
     /// A required protection was not negotiated: digests, or a login key that the peer must understand.
     #[error("{0}")]
     Unprotected(String),
-    /// No key slot of the volume opens with what was given, or nothing was given.
+    /// The storage, or the file with its header, has no header of a sealed volume, or both copies of it are damaged.
+    #[error("{0}")]
+    NoHeader(String),
+    /// A sealed volume and its freshness file are not of one state.
+    #[error("{0}")]
+    OlderState(String),
+    /// No keyslot of the volume opens with what was given, or nothing was given.
     #[error("{0}")]
     Passphrase(String),
     /// The certificate chain of the peer does not end at a trusted certificate.

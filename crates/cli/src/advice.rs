@@ -102,6 +102,23 @@ pub(crate) fn nearest<'a>(word: &str, candidates: &[&'a str]) -> Option<&'a str>
     (distance <= 2 && 2 * distance < name.chars().count().max(2)).then_some(name)
 }
 
+/// The type of sealed volumes that is meant by a word that is none.
+pub(crate) fn volume_type(word: &str) -> Option<&'static str> {
+    const TYPES: [&str; 2] = ["luks2", "auth"];
+    nearest(word, &TYPES).filter(|_| !TYPES.contains(&word))
+}
+
+/// For options of a sealed volume that are given as options of a command.
+pub(crate) fn option_of_a_volume(argument: &str) -> Option<String> {
+    let name = argument.strip_prefix("--")?;
+    let name = name.split_once('=').map_or(name, |(name, _)| name);
+    ["volume", "view", "password-file", "key-file", "header", "freshness"].contains(&name).then(|| {
+        format!(
+            "{name} is an option of the endpoint, behind its name: sealed.img,volume=luks2,password-file=pw"
+        )
+    })
+}
+
 /// For a URL with a scheme that is not supported.
 pub(crate) fn scheme(url: &str) -> String {
     let (scheme, rest) = url.split_once("://").unwrap_or_default();
@@ -357,6 +374,29 @@ mod tests {
             ("user", ""),
         ] {
             assert_eq!(unknown_option(&format!("none,{option}"), option, &known), hint, "{option}");
+        }
+    }
+
+    #[test]
+    fn what_belongs_to_a_sealed_volume_is_suggested() {
+        for (word, meant) in [
+            ("LUKS2", Some("luks2")),
+            ("luks", Some("luks2")),
+            ("Auth", Some("auth")),
+            ("luks2", None),
+            ("auth", None),
+            ("plain", None),
+        ] {
+            assert_eq!(volume_type(word), meant, "{word}");
+        }
+        for (argument, is_of_a_volume) in [
+            ("--volume", true),
+            ("--password-file=pw", true),
+            ("--header", true),
+            ("--verify", false),
+            ("volume", false),
+        ] {
+            assert_eq!(option_of_a_volume(argument).is_some(), is_of_a_volume, "{argument}");
         }
     }
 

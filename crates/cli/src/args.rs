@@ -117,8 +117,9 @@ Options of an endpoint:
   NBD export      timeout=30s
   sealed volume   volume=luks2, password-file=FILE (its first line),
                   key-file=FILE (all of it) [asked at the terminal],
-                  header=FILE; of a plain disk: view=luks2,header=FILE;
+                  header=FILE (where it is not on the storage);
                   volume=auth: freshness=FILE refuses older states
+  plain disk      view=luks2,header=FILE (others see a sealed volume)
 Sizes: K M G T are binary, kB MB GB TB decimal.
 
 Exit codes:

@@ -9,7 +9,7 @@ use serde_json::json;
 use signal_hook::iterator::Signals;
 
 use crate::secret::{Password, UrlSecrets};
-use crate::{output, sys};
+use crate::{output, sys, terminal};
 
 #[derive(Debug, Default)]
 pub(crate) struct Context {
@@ -63,7 +63,7 @@ pub(crate) fn listen(context: &Context, prints: bool) -> std::io::Result<()> {
                 continue;
             }
             if !stop.request(number) {
-                std::process::exit(128 + number);
+                terminal::exit(128 + number);
             }
             if prints {
                 output::note("finishing what is in flight; a second signal ends it at once");

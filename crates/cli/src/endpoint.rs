@@ -211,12 +211,16 @@ impl Named {
                 {
                     advice::missing(path)
                 }
-                (OpenError::Usage(_), None) => {
-                    match advice::lun_after_colon(secret::parts_of(&self.text)[0]) {
-                        Some(url) => format!("{url}, if the end of that name was to be the LUN"),
-                        None => return failure,
+                (OpenError::Usage(_), path) => {
+                    let meant = self.spec.get("volume").and_then(advice::volume_type);
+                    let url = path.is_none().then(|| secret::parts_of(&self.text)[0]);
+                    match (meant, url.and_then(advice::lun_after_colon)) {
+                        (Some(kind), _) => format!("did you mean volume={kind}?"),
+                        (None, Some(url)) => format!("{url}, if the end of that name was to be the LUN"),
+                        (None, None) => return failure,
                     }
                 }
+                (OpenError::Passphrase(_), _) => keys.advice(),
                 (OpenError::Denied(_), Some(path)) => advice::denied(path, options.writable),
                 (OpenError::Format { path, format }, _) => {
                     advice::image(path, format, options.writable, &self.text, &context.arguments)
@@ -225,7 +229,7 @@ impl Named {
             };
             failure.hint(hint)
         };
-        match &self.spec.location {
+        let opened = match &self.spec.location {
             Location::Url(url) => {
                 let read_only =
                     !options.writable || self.spec.flag("ro").map_err(|error| failed(error.into()))?;
@@ -242,7 +246,13 @@ impl Named {
                 layer::wrap(&self.spec, Arc::new(medium), keys).map_err(failed)
             }
             _ => block::open_with(&self.spec, options, keys).map_err(failed),
+        };
+        if let Some(flaw) = keys.flaw().map(|flaw| format!("{}: {flaw}", self.text))
+            && context.once.is_first(&flaw)
+        {
+            context.warn(&flaw);
         }
+        opened
     }
 
     /// The NBD export without layers; `None` if the endpoint is not an NBD URL. The server is not contacted.

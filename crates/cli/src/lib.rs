@@ -23,6 +23,7 @@ mod progress;
 mod secret;
 mod state;
 mod sys;
+mod terminal;
 mod trust;
 
 /// Commands fail as jobs do; the code of an ending is the exit status.
@@ -137,6 +138,14 @@ fn hide_variables() -> HashMap<&'static str, Password> {
 
 /// Replaces clap's suggestions for an unknown command where the word says more than its spelling.
 fn advise(error: &mut clap::Error, arguments: &[OsString]) {
+    if let (ErrorKind::UnknownArgument, Some(ContextValue::String(argument))) =
+        (error.kind(), error.get(ContextKind::InvalidArg))
+        && let Some(advice) = advice::option_of_a_volume(argument)
+    {
+        error.remove(ContextKind::SuggestedArg);
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![advice.into()]));
+        return;
+    }
     let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidSubcommand) else {
         if let Some(example) = example(error.kind(), arguments) {
             let tip = ContextValue::StyledStrs(vec![format!("for example: {example}").into()]);

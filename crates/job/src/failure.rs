@@ -16,6 +16,15 @@ const CLOSED: &str = "the target closed the connection";
 const ANSWERED: &str = "see that the port is that of an iSCSI target (3260 unless it says otherwise), not of another service; a target that \
      has too many connections closes new ones, too: its log says so";
 const LOOKED_UP: &str = "check the spelling of the host's name and this host's name server (`getent hosts NAME`), or write its address";
+/// In the text of a sealed volume's block that is not the one of the last flush.
+const IS_OLDER: &str = "an older state of";
+/// For storage without the header of a sealed volume.
+const NO_HEADER: &str = "where a volume was, `hikyaku volume header restore` brings a backup of its header back; header=FILE names a \
+     header in a file; `hikyaku volume format` makes a NEW volume, and what was sealed there is lost";
+/// For a sealed volume that its freshness file is not of.
+pub const OLDER_STATE: &str = "if you restored an older copy of the storage or of the freshness file, or wrote the volume without the \
+     file: open it without the option freshness=, and copy it into a new volume with a freshness file of its own; if you did not, the \
+     storage's provider returned an older state";
 
 /// How a job or a command ended; [`Ending::code`] is its exit status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -153,10 +162,12 @@ impl Failure {
                 "a target that supports digests and refuses them may be reached through a host that alters the login: protect the \
                  session by a seal or TLS. On a trusted path header_digest=prefer and data_digest=prefer do without digests",
             ),
+            OpenError::NoHeader(_) => (Ending::Refused, NO_HEADER),
+            OpenError::OlderState(_) => (Ending::Refused, OLDER_STATE),
             OpenError::Passphrase(_) => (
                 Ending::Authentication,
                 "give the passphrase's file with password-file=FILE (its first line) or key-file=FILE (all its bytes), or run it at a \
-                 terminal to be asked; `hikyaku volume info` shows which key slots there are",
+                 terminal to be asked",
             ),
             OpenError::Certificate(_) => (
                 Ending::Authentication,
@@ -192,6 +203,7 @@ impl Failure {
                 (Ending::Failed, "what was written before may be lost: check the medium, then copy again")
             }
             IoErrorKind::Gone => (Ending::Failed, "check the device and its current name, then copy again"),
+            IoErrorKind::Medium if error.to_string().contains(IS_OLDER) => (Ending::Failed, OLDER_STATE),
             IoErrorKind::CacheLost => (Ending::Failed, "see why the target restarts, then copy again"),
             _ => (Ending::Failed, ""),
         };
@@ -317,6 +329,9 @@ mod tests {
             (OpenError::Denied("x".into()), 1),
             (OpenError::Format { path: "x".into(), format: "qcow2" }, 6),
             (OpenError::Refused("x".into()), 6),
+            (OpenError::NoHeader("x".into()), 6),
+            (OpenError::OlderState("x".into()), 6),
+            (OpenError::Passphrase("x".into()), 4),
             (OpenError::Authentication("x".into()), 4),
             (OpenError::Unprotected("x".into()), 4),
             (OpenError::Certificate("x".into()), 4),

@@ -1,6 +1,6 @@
 //! The storage of headers, as a caller that waits for each request sees it.
 
-/// Bytes that a header, its key slots and their changes are read from and written to. Offsets and lengths that this
+/// Bytes that a header, its keyslots and their changes are read from and written to. Offsets and lengths that this
 /// crate passes are multiples of 4096 bytes.
 ///
 /// A write is durable after the next [`Storage::flush`]; a power cut before it may keep any part of it.

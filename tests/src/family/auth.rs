@@ -300,7 +300,7 @@ fn grows(context: &Context) -> Result<()> {
     let file = OpenOptions::new().read(true).write(true).open(&image)?;
     file.set_len(file.metadata()?.len() + (64 << 20))?;
     let small = std::fs::read(&image)?;
-    grow(&["--size", "25M"])?.expect(6)?.says("contexts have room for")?;
+    grow(&["--size", "25M"])?.expect(6)?.says("it was made to grow to 24 MiB at most")?;
     grow(&["--size", "4M"])?.expect(2)?;
     grow(&["--size", "12M"])?.success()?;
     let said = grow(&[])?.success()?.stdout;
@@ -338,11 +338,12 @@ fn older_states(context: &Context, cipher: &'static str, unit: u64) -> Result<()
     let compare = || place.compare(context, &plain, &sealed);
     compare()?.success()?;
     std::fs::write(&image, old)?;
-    compare()?.expect(6)?.says("an older state of the volume")?;
+    let new_volume = "open it without the option freshness=, and copy it into a new volume";
+    compare()?.expect(6)?.says("an older state of the volume")?.says(new_volume)?;
     // Behind superblock and map: contexts and data.
     let (map, data) = ((16 << 20) + 8192, now.len() - BYTES as usize);
     std::fs::write(&image, [&now[..map + 4096], &old[map + 4096..]].concat())?;
-    compare()?.expect(1)?.says("an older state of block 0")?;
+    compare()?.expect(1)?.says("an older state of block 0")?.says(new_volume)?;
     std::fs::write(&image, [&now[..data], &old[data..]].concat())?;
     compare()?.expect(1)?.says("block 0 does not verify")?;
     std::fs::write(&image, now)?;
@@ -358,7 +359,7 @@ fn older_states(context: &Context, cipher: &'static str, unit: u64) -> Result<()
     // Written without the file.
     let without = sealed.split(",freshness=").next().expect("a first part");
     context.ours(&["copy", &plain.display().to_string(), without, "--force"], LIMIT)?.success()?;
-    compare()?.expect(6)?.says("written without this freshness file")?;
+    compare()?.expect(6)?.says("written without this freshness file")?.says(new_volume)?;
     let luks2 = sealed.replace("volume=auth", "volume=luks2");
     context.ours(&["info", &luks2], LIMIT)?.expect(2)?.says("freshness")?;
     Ok(())

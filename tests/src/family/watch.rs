@@ -15,6 +15,7 @@ use tempfile::TempDir;
 
 use crate::files::{empty_file, random_file};
 use crate::schema::Schema;
+use crate::terminal::Terminal;
 use crate::{Cases, Context, Disk, Output, Running, Scene, Server, Tgt, program, run, scratch, wait_until};
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -302,66 +303,18 @@ fn foreign_programs(context: &Context) -> Result<()> {
     Ok(())
 }
 
-/// A terminal of tmux, 80 columns and 24 lines.
-struct Terminal {
-    socket: String,
-}
-
-impl Terminal {
-    fn start(context: &Context, home: &Path, arguments: &str) -> Result<Self> {
-        let socket = format!("watch-{}-{}", std::process::id(), context.seed_for(arguments));
-        let terminal = Self { socket };
-        let line = format!("{} watch {arguments}; echo ended $?; sleep 60", context.hikyaku.display());
-        let mut command = terminal.tmux(&["new-session", "-d", "-x", "80", "-y", "24", &line])?;
-        command.env("HOME", home).env("XDG_RUNTIME_DIR", home);
-        run(&mut command, LIMIT)?.success()?;
-        Ok(terminal)
-    }
-
-    fn tmux(&self, arguments: &[&str]) -> Result<Command> {
-        let mut command = program("tmux")?;
-        command.args(["-L", &self.socket, "-f", "/dev/null"]).args(arguments);
-        Ok(command)
-    }
-
-    fn screen(&self) -> Result<String> {
-        Ok(run(&mut self.tmux(&["capture-pane", "-p"])?, LIMIT)?.success()?.stdout)
-    }
-
-    fn press(&self, key: &str) -> Result<()> {
-        run(&mut self.tmux(&["send-keys", key])?, LIMIT)?.success().map(drop)
-    }
-
-    /// Waits until all words are on the screen.
-    fn shows(&self, words: &[&str]) -> Result<String> {
-        let mut screen = String::new();
-        let shown = wait_until(Duration::from_secs(15), || {
-            screen = self.screen()?;
-            Ok(words.iter().all(|word| screen.contains(word)))
-        });
-        shown.with_context(|| format!("{words:?} in\n{screen}"))?;
-        Ok(screen)
-    }
-}
-
-impl Drop for Terminal {
-    fn drop(&mut self) {
-        // The server of this socket alone.
-        if let Ok(mut command) = self.tmux(&["kill-server"]) {
-            let _ = run(&mut command, LIMIT);
-        }
-    }
+fn start(context: &Context, home: &Path, arguments: &str) -> Result<Terminal> {
+    let socket = format!("watch-{}-{}", std::process::id(), context.seed_for(arguments));
+    let line = format!("{} watch {arguments}; echo ended $?; sleep 60", context.hikyaku.display());
+    Terminal::start(socket, home, &line)
 }
 
 /// A window that is closed, or a connection of ssh that is lost, ends the command.
 fn closed_terminal(context: &Context, place: &mut Place) -> Result<()> {
     let portal = place.server.url.portal.clone();
-    let terminal = Terminal::start(context, place.dir.path(), &format!("{portal} --interval 2s"))?;
+    let terminal = start(context, place.dir.path(), &format!("{portal} --interval 2s"))?;
     terminal.shows(&["hikyaku watch", "q quit"])?;
-    let pane = run(&mut terminal.tmux(&["list-panes", "-F", "#{pane_pid}"])?, LIMIT)?.success()?.stdout;
-    let pane = pane.trim();
-    let children = std::fs::read_to_string(format!("/proc/{pane}/task/{pane}/children"))?;
-    let pid = children.split_whitespace().next().context("the shell runs nothing")?;
+    let pid = terminal.process()?;
     drop(terminal);
     wait_until(Duration::from_secs(5), || Ok(!Path::new(&format!("/proc/{pid}/exe")).exists()))
         .with_context(|| format!("process {pid} goes on without its terminal"))
@@ -370,7 +323,7 @@ fn closed_terminal(context: &Context, place: &mut Place) -> Result<()> {
 fn terminal(context: &Context, place: &mut Place) -> Result<()> {
     place.keep_copying(context)?;
     let portal = place.server.url.portal.clone();
-    let terminal = Terminal::start(context, place.dir.path(), &portal)?;
+    let terminal = start(context, place.dir.path(), &portal)?;
     let screen = terminal.shows(&["OTHER END", "LIMIT", "init", "targ", "What limits it", "q quit"])?;
     ensure!(screen.lines().count() <= 24 && screen.contains(&portal), "{screen}");
     let words = [format!("{} hikyaku", place.copy.pid()), "its own --rate".to_owned()];

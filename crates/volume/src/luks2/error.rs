@@ -5,18 +5,14 @@ use super::kdf::{CostError, DeriveError};
 /// Why the header of a volume is not used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    #[error(
-        "no LUKS header; `hikyaku volume format` makes a volume, and a header in a file is named by header=FILE"
-    )]
+    #[error("no LUKS header")]
     NotLuks,
     #[error("a LUKS1 header; `cryptsetup convert --type luks2` makes it LUKS2")]
     Luks1,
     #[error("LUKS version {0}, not 2")]
     Version(u16),
     /// Neither copy is valid: what is wrong with the primary one.
-    #[error(
-        "both copies of the header are damaged; the primary one has {0}; `hikyaku volume header restore` writes a backup of it"
-    )]
+    #[error("both copies of the header are damaged; the primary one has {0}")]
     Damaged(&'static str),
     #[error("the header's JSON is malformed: {0}")]
     Malformed(String),

@@ -1,4 +1,4 @@
-//! Key derivations of key slots, and the bounds of what they may cost: the parameters of a header are the provider's.
+//! Key derivations of keyslots, and the bounds of what they may cost: the parameters of a header are the provider's.
 
 use argon2::{Algorithm, Argon2, Block, Params, Version};
 use rayon::iter::{IndexedParallelIterator as _, IntoParallelIterator as _, ParallelIterator as _};

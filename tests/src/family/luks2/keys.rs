@@ -5,7 +5,7 @@ use std::os::unix::fs::FileExt;
 
 use anyhow::{Result, ensure};
 
-use super::desk::{BYTES, CHEAP, COPY, Desk, HEADER_BYTES, VOLUME};
+use super::desk::{BYTES, CHEAP, COPY, Desk, HEADER_BYTES, LIMIT, VOLUME};
 use super::header::COPIES;
 use crate::family::FULL_ONLY;
 use crate::files::{same_file, same_range};
@@ -97,7 +97,11 @@ fn damaged(context: &Context, copy: usize) -> Result<()> {
     file.write_all_at(&[0; 4096], COPIES[copy])?;
     let said = ["secondary_only", "primary_only"][copy];
     ensure!(desk.info("x.img")?["copies"] == said, "{}", desk.info("x.img")?);
-    desk.ours(&format!("compare plain.img x.img,{VOLUME}"))?;
+    for line in [format!("compare plain.img x.img,{VOLUME}"), "volume info x.img".to_owned()] {
+        let said = ["the primary copy of the volume's header is damaged", "the secondary copy"][copy];
+        let stderr = desk.ours(&line)?.stderr;
+        ensure!(stderr.matches(said).count() == 1 && stderr.contains("volume passwd"), "{line}: {stderr}");
+    }
     ensure!(read(copy)? == [0; 4096], "a reader wrote");
     desk.ours(&format!("volume passwd x.img --password-file pw --new-password-file new {CHEAP}"))?;
     ensure!(desk.info("x.img")?["copies"] == "both", "not repaired: {}", desk.info("x.img")?);
@@ -140,7 +144,7 @@ fn typed(context: &Context) -> Result<()> {
     ))?;
     let mut typed = program("sh")?;
     let typed = typed.args(["-c", "cryptsetup open --test-passphrase x.img < line"]);
-    run(typed.current_dir(desk.path("")), super::desk::LIMIT)?.success()?;
+    run(typed.current_dir(desk.path("")), LIMIT)?.success()?;
     ensure!(!desk.opens("x.img", "line")?, "cryptsetup took the whole file");
     desk.ours("info x.img,volume=luks2,password-file=line")?;
     desk.try_ours("info x.img,volume=luks2,key-file=line")?.expect(4)?;
@@ -148,6 +152,11 @@ fn typed(context: &Context) -> Result<()> {
     fs::write(desk.path("key"), context.seed_for("luks2/key").to_be_bytes().repeat(100))?;
     fs::set_permissions(desk.path("key"), std::os::unix::fs::PermissionsExt::from_mode(0o600))?;
     desk.ours(&format!("volume key add x.img --password-file line --new-key-file key {CHEAP}"))?;
+    // A line that ends as those of another system: part of the passphrase, as cryptsetup takes it.
+    private_file(desk.path("return"), "typed words\r\n")?;
+    let add = format!("volume key add x.img --password-file line --new-password-file return {CHEAP}");
+    desk.ours(&add)?.says("warning: the first line of return ends in a carriage return")?;
+    desk.ours("info x.img,volume=luks2,password-file=return")?;
     ensure!(desk.opens("x.img", "key")?, "cryptsetup and the key file");
     desk.ours("info x.img,volume=luks2,key-file=key")?;
     let dump = desk.cryptsetup("luksDump x.img")?.stdout;
@@ -170,11 +179,41 @@ fn all_slots(context: &Context) -> Result<()> {
     desk.opens_with("x.img", &["pw", "new", "wrong"])
 }
 
+/// A backup that does not fit leaves no file, and one that exists stays as it is.
+fn backup_without_room(context: &Context) -> Result<()> {
+    let desk = Desk::new(context)?;
+    desk.format("x.img", BYTES, "")?;
+    let names = || -> Result<Vec<_>> {
+        let mut names = Vec::new();
+        for entry in fs::read_dir(desk.path(""))? {
+            names.push(entry?.file_name());
+        }
+        names.sort();
+        Ok(names)
+    };
+    let before = names()?;
+    let backup = desk.command("volume header backup x.img head");
+    let mut shell = program("sh")?;
+    // A limit for files takes the place of a full file system: 1000 blocks of 512 bytes.
+    shell.args(["-c", "trap '' XFSZ && ulimit -f 1000 && exec \"$@\"", "sh"]);
+    shell.arg(backup.get_program()).args(backup.get_args()).current_dir(desk.path(""));
+    run(&mut shell, LIMIT)?.orderly()?.expect(1)?.says("cannot write the header to head: File too large")?;
+    ensure!(names()? == before, "left: {:?}", names()?);
+    desk.ours("volume header backup x.img head")?;
+    let made = fs::metadata(desk.path("head"))?;
+    let mode = std::os::unix::fs::PermissionsExt::mode(&made.permissions()) & 0o777;
+    ensure!(mode == 0o600 && made.len() == HEADER_BYTES, "mode {mode:o}, {} bytes", made.len());
+    desk.format("y.img", BYTES, "")?;
+    desk.try_ours("volume header backup y.img head")?.expect(6)?.says("it exists")?;
+    same_range(&desk.path("x.img"), 0, &desk.path("head"), 0, HEADER_BYTES)
+}
+
 pub(super) fn examine(context: &Context, cases: &mut Cases) {
     cases.check("keys-of-our-volume", || changes(context, false));
     cases.check_some(("keys", 1), "keys-of-their-volume", || changes(context, true));
     cases.check("backup-attached", || backups(context, false));
     cases.check_some(FULL_ONLY, "backup-detached", || backups(context, true));
+    cases.check("backup-without-room", || backup_without_room(context));
     cases.check("header-primary-lost", || damaged(context, 0));
     cases.check_some(FULL_ONLY, "header-secondary-lost", || damaged(context, 1));
     cases.check("foreign-objects-stay", || foreign_objects(context));

@@ -7,6 +7,7 @@ mod header;
 mod keys;
 mod locks;
 mod pairs;
+mod prompt;
 mod refusals;
 
 use anyhow::Result;
@@ -18,6 +19,7 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
     keys::examine(context, cases);
     locks::examine(context, cases);
     copies::examine(context, cases);
+    prompt::examine(context, cases);
     refusals::examine(context, cases);
     durability::examine(context, cases);
     Ok(())

@@ -107,36 +107,96 @@ const ROWS: &[Row] = &[
         "wrong-passphrase",
         "info x.img,volume=luks2,password-file=wrong",
         4,
-        &["password-file=FILE", "volume info"],
+        &["no keyslot", "first line of wrong", "key-file", "volume info"],
     ),
     (
         "wrong-passphrase-of-copy",
         "copy plain.img x.img,volume=luks2,password-file=wrong",
         4,
-        &["password-file=FILE"],
+        &["first line of wrong"],
     ),
     (
         "wrong-passphrase-of-serve",
         "serve x.img,volume=luks2,password-file=wrong --listen 127.0.0.1:0",
         4,
-        &["password-file=FILE"],
+        &["first line of wrong"],
     ),
     (
         "wrong-passphrase-of-passwd",
         "volume passwd x.img --password-file wrong --new-password-file new",
         4,
-        &["password-file=FILE"],
+        &["first line of wrong"],
     ),
+    (
+        "wrong-key-file",
+        "info x.img,volume=luks2,key-file=wrong",
+        4,
+        &["all bytes of wrong", "newline", "password-file"],
+    ),
+    (
+        "carriage-return",
+        "info x.img,volume=luks2,password-file=return",
+        4,
+        &["first line of return", "carriage return", "sed -i"],
+    ),
+    (
+        "carriage-return-of-passwd",
+        "volume passwd x.img --password-file return --new-password-file new",
+        4,
+        &["carriage return"],
+    ),
+    (
+        "empty-password-file",
+        "info x.img,volume=luks2,password-file=nothing",
+        2,
+        &["it is empty", "first line"],
+    ),
+    ("empty-key-file-to-open", "info x.img,volume=luks2,key-file=nothing", 2, &["it is empty", "all bytes"]),
     ("no-passphrase", "info x.img,volume=luks2", 2, &["password-file=FILE"]),
-    ("no-header", "info plain.img,VOLUME", 6, &["no LUKS header", "volume format"]),
-    ("no-header-of-info", "volume info plain.img", 6, &["no LUKS header", "volume format"]),
+    (
+        "no-header",
+        "info plain.img,VOLUME",
+        6,
+        &["no LUKS header", "volume header restore", "header=FILE", "a NEW volume", "is lost"],
+    ),
+    (
+        "no-header-of-info",
+        "volume info plain.img",
+        6,
+        &["no LUKS header", "volume header restore", "--header FILE", "a NEW volume", "is lost"],
+    ),
+    (
+        "damaged-header",
+        "info damaged.img,VOLUME",
+        6,
+        &["both copies", "volume header restore", "a NEW volume"],
+    ),
     ("luks1", "info luks1.img,VOLUME", 6, &["LUKS1", "cryptsetup convert"]),
     ("re-encryption", "info reencrypting.img,VOLUME", 6, &["re-encryption", "cryptsetup reencrypt"]),
     ("empty-file", "info empty,VOLUME", 6, &[]),
+    ("type-in-capitals", "info x.img,volume=LUKS2,password-file=pw", 2, &["did you mean volume=luks2?"]),
+    ("type-without-a-version", "info x.img,volume=luks,password-file=pw", 2, &["did you mean volume=luks2?"]),
+    (
+        "volume-as-an-option-of-copy",
+        "copy x.img --volume luks2 plain.img",
+        2,
+        &["is an option of the endpoint", ",volume=luks2,password-file=pw"],
+    ),
+    (
+        "password-file-as-an-option-of-serve",
+        "serve x.img --password-file=pw",
+        2,
+        &["is an option of the endpoint", ",volume=luks2,password-file=pw"],
+    ),
     ("unknown-type", "info x.img,volume=plain,password-file=pw", 2, &["luks2"]),
     ("other-type", "info x.img,volume=auth,password-file=pw", 6, &["volume=luks2"]),
     ("copy-to-nothing", "copy plain.img none.img,VOLUME", 6, &["volume format", "none.img,create"]),
-    ("create", "copy plain.img none.img,create,VOLUME", 2, &["volume format"]),
+    (
+        "create",
+        "copy plain.img none.img,create,VOLUME",
+        2,
+        &["create makes or resizes a file", "volume format"],
+    ),
     ("size", "copy plain.img x.img,size=30M,VOLUME", 2, &["volume format"]),
     ("grow", "copy plain.img x.img,grow,VOLUME", 2, &["volume format"]),
     ("copy-from-nothing", "copy none.img,VOLUME back.img", 1, &["check the name"]),
@@ -169,6 +229,30 @@ const ROWS: &[Row] = &[
     ),
     ("format-without-a-size", "volume format new.img,create FORMAT", 2, &["--data-size"]),
     ("format-size-without-create", "volume format plain.img --data-size 1M FORMAT", 2, &[",create"]),
+    (
+        "format-auth-with-sectors",
+        "volume format new.img,create --data-size 1M --type auth --sector-size 1024 --password-file pw",
+        2,
+        &["--sector-size", "type auth"],
+    ),
+    (
+        "format-auth-with-a-key-size",
+        "volume format new.img,create --data-size 1M --type auth --key-size 256 --password-file pw",
+        2,
+        &["--key-size", "type auth"],
+    ),
+    (
+        "format-luks2-with-a-cipher",
+        "volume format new.img,create --data-size 1M --cipher aegis-256x4 FORMAT",
+        2,
+        &["--cipher", "type luks2"],
+    ),
+    (
+        "format-auth-too-small",
+        "volume format seventeen.img --type auth --password-file pw",
+        6,
+        &["it has 17 MiB", "at least 18 MiB"],
+    ),
     ("format-nothing", "volume format none.img FORMAT", 1, &["none.img,create", "--data-size"]),
     ("format-too-small", "volume format plain.img FORMAT", 6, &["16 MiB", "--header"]),
     ("format-sector-size", "volume format large.img --sector-size 8192 FORMAT", 2, &["4096"]),
@@ -194,7 +278,12 @@ const ROWS: &[Row] = &[
     ("slot-not-there", "volume key remove x.img --slot 3", 2, &["volume info"]),
     ("last-slot", "volume key remove x.img --slot 0", 6, &["--force"]),
     ("backup-over-a-file", "volume header backup x.img plain.img", 6, &["new file"]),
-    ("restore-of-no-backup", "volume header restore x.img plain.img", 6, &[]),
+    (
+        "restore-of-no-backup",
+        "volume header restore x.img plain.img",
+        6,
+        &["plain.img: it is no backup", "volume header backup"],
+    ),
     ("since-a-bitmap", "copy x.img,VOLUME back --since bitmap:b --force", 2, &["--since hash"]),
     ("since-a-snapshot", "copy x.img,VOLUME back --since plain.img --force", 2, &["--since hash"]),
     ("header-missing", "info x.img,VOLUME,header=none", 1, &["opening none"]),
@@ -219,6 +308,13 @@ impl<'a> Place<'a> {
         fs::write(desk.path("empty"), "")?;
         private_file(desk.path("nothing"), "")?;
         private_file(desk.path("long"), &"x".repeat(600))?;
+        private_file(desk.path("return"), "correct horse battery staple\r\n")?;
+        desk.empty("seventeen.img", 17 << 20)?;
+        let mut damaged = fs::read(desk.path("x.img"))?;
+        for copy in COPIES {
+            damaged[copy as usize + 100] ^= 1;
+        }
+        fs::write(desk.path("damaged.img"), damaged)?;
         fs::copy(desk.path("pw"), desk.path("open"))?;
         fs::set_permissions(desk.path("open"), fs::Permissions::from_mode(0o644))?;
         for (name, bytes) in [("cut.img", HEADER_BYTES), ("stub.img", 8192)] {

@@ -10,7 +10,7 @@ mod luks2;
 mod open;
 mod pace;
 
-pub use open::{Keys, NoKeys, detached, limits, of_header, read_error, unlock_error};
+pub use open::{Keys, NoKeys, detached, flaw, limits, of_header, read_error, unlock_error};
 pub(super) use open::{open, view};
 
 #[cfg(test)]

@@ -4,7 +4,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use volume::auth::{self, BLOCK_BYTES};
-use volume::luks2::{self, AuthCipher, Header, Place, ReadError, Segment, SegmentKind, UnlockError};
+use volume::luks2::{
+    self, AuthCipher, Copies, Header, Place, ReadError, Refusal, Segment, SegmentKind, UnlockError,
+};
 use zeroize::Zeroizing;
 
 use super::auth::{AuthMedium, LedgerFile};
@@ -15,6 +17,9 @@ use crate::{Blocking, Capability, IoError, Location, Medium, OpenError, OpenOpti
 pub trait Keys {
     /// A passphrase, or the bytes of a key file. `attempt` counts those that were wrong. `None`: there is no other.
     fn secret(&self, attempt: u32) -> Result<Option<Zeroizing<Vec<u8>>>, OpenError>;
+
+    /// A volume opens, and has this flaw.
+    fn warn(&self, _flaw: &str) {}
 }
 
 /// Of a program that opens no sealed volumes.
@@ -159,7 +164,12 @@ fn unlock(
     let mut attempt = 0;
     while let Some(secret) = keys.secret(attempt)? {
         match header.unlock(storage, &secret, None, &limits()) {
-            Ok(unlocked) => return Ok((header, unlocked)),
+            Ok(unlocked) => {
+                if let Some(flaw) = flaw(header.facts().copies) {
+                    keys.warn(flaw);
+                }
+                return Ok((header, unlocked));
+            }
             Err(UnlockError::WrongPassphrase) => attempt += 1,
             Err(error) => return Err(unlock_error(error)),
         }
@@ -170,8 +180,24 @@ fn unlock(
     })
 }
 
+/// What is wrong with a header that has these copies, and what repairs it.
+pub fn flaw(copies: Copies) -> Option<&'static str> {
+    match copies {
+        Copies::Both | Copies::PrimaryOlder | Copies::SecondaryOlder => None,
+        Copies::PrimaryOnly => Some(
+            "the secondary copy of the volume's header is damaged: the next change of a key, such as `hikyaku volume passwd`, writes both",
+        ),
+        Copies::SecondaryOnly => Some(
+            "the primary copy of the volume's header is damaged: the next change of a key, such as `hikyaku volume passwd`, writes both",
+        ),
+    }
+}
+
 pub fn read_error(error: ReadError<IoError>) -> OpenError {
     match error {
+        ReadError::Refused(refusal @ (Refusal::NotLuks | Refusal::Damaged(_))) => {
+            OpenError::NoHeader(refusal.to_string())
+        }
         ReadError::Refused(refusal) => OpenError::Refused(refusal.to_string()),
         ReadError::Storage(error) => OpenError::Failed(format!("reading the volume's header: {error}")),
     }
@@ -182,7 +208,7 @@ pub fn unlock_error(error: UnlockError<IoError>) -> OpenError {
         UnlockError::WrongPassphrase | UnlockError::NoSuchSlot(_) => OpenError::Passphrase(error.to_string()),
         UnlockError::Refused(refusal) => OpenError::Refused(refusal.to_string()),
         UnlockError::Derive(error) => OpenError::Failed(error.to_string()),
-        UnlockError::Storage(error) => OpenError::Failed(format!("reading a key slot: {error}")),
+        UnlockError::Storage(error) => OpenError::Failed(format!("reading a keyslot: {error}")),
     }
 }
 

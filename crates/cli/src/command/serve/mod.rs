@@ -538,7 +538,7 @@ fn abandon(ended: Result<(), Failure>) -> ! {
             failure.ending
         }
     };
-    std::process::exit(exit.code().into())
+    crate::terminal::exit(exit.code().into())
 }
 
 /// SIGTERM and SIGINT: the first drains, the second stops. SIGHUP passes a reload request to the reload thread.

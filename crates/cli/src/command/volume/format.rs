@@ -9,7 +9,7 @@ use block::{Blocking, Endpoint, IoError, Medium};
 use clap::ValueEnum;
 use job::refusals;
 use serde_json::json;
-use volume::auth::{self, BLOCK_BYTES, Layout, Unit, format_ledger, ledger_bytes};
+use volume::auth::{self, BLOCK_BYTES, Layout, LayoutError, Unit, format_ledger, ledger_bytes};
 use volume::luks2::{self, AuthCipher, Facts, Format, FormatError, HEADER_AREA_BYTES, Pbkdf, SegmentKind};
 
 use super::{OfVolume, Passphrase, done, named, pbkdf, random};
@@ -20,7 +20,7 @@ use crate::{output, units};
 
 /// Make a volume; what the storage holds is lost
 ///
-/// Writes a LUKS2 header of 16 MiB with one key slot. The data itself is not overwritten: what lay there stays there,
+/// Writes a LUKS2 header of 16 MiB with one keyslot. The data itself is not overwritten: what lay there stays there,
 /// unencrypted, until it is written. Refused where something is known to be, unless --force.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -36,20 +36,20 @@ pub(super) struct Args {
     #[arg(long, value_name = "TYPE", value_enum)]
     r#type: Kind,
 
-    /// With --type auth: how blocks are authenticated and encrypted
-    #[arg(long, value_name = "NAME", value_enum, default_value = "aes256-gcm-siv")]
-    cipher: Cipher,
+    /// With --type auth: how blocks are authenticated and encrypted [default: aes256-gcm-siv]
+    #[arg(long, value_name = "NAME", value_enum)]
+    cipher: Option<Cipher>,
 
     #[command(flatten)]
     passphrase: Passphrase,
 
-    /// Size of the encrypted sectors: 512, 1024, 2048 or 4096 [default: the storage's block size]
+    /// With --type luks2: size of the encrypted sectors, 512, 1024, 2048 or 4096 [default: the storage's block size]
     #[arg(long, value_name = "BYTES", value_parser = parse_sector_size)]
     sector_size: Option<u32>,
 
-    /// Bits of the key, two keys of AES for XTS
-    #[arg(long, value_name = "BITS", default_value = "512", value_parser = ["256", "512"])]
-    key_size: String,
+    /// With --type luks2: bits of the key, two keys of AES for XTS [default: 512]
+    #[arg(long, value_name = "BITS", value_parser = ["256", "512"])]
+    key_size: Option<String>,
 
     /// With --type auth: the size that the volume can grow to; takes 1.6 % of it (AEGIS 2.5 %) [default: what fits]
     #[arg(long, value_name = "SIZE", value_parser = parse_data_size)]
@@ -115,11 +115,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     let mut named = named(context, &args.of.endpoint)?;
     let text = named.text.clone();
     let creates = named.spec.flag("create") == Ok(true);
-    let of_auth = [("--freshness", args.freshness.is_some()), ("--capacity", args.capacity.is_some())];
-    if let Some((name, _)) = of_auth.iter().find(|(_, is_given)| *is_given && args.r#type == Kind::Luks2) {
-        let cause = format!("{name} is of a volume of authenticated blocks");
-        return Err(Failure::usage(ATTEMPTED, text, cause).hint("--type auth"));
-    }
+    args.check_type(&text)?;
     match (args.data_size, named.spec.get("size")) {
         (Some(_), _) if !creates => {
             return Err(Failure::usage(ATTEMPTED, text, "--data-size is of a file that is made")
@@ -153,7 +149,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     if !args.force {
         refusals::spoil_path(&text, &named.spec)?;
     }
-    let secret = args.passphrase.source().read_new(&text, &text)?;
+    let secret = args.passphrase.source().read_new(context, &text)?;
     let pbkdf = args.pbkdf.costs()?;
     let options = block::OpenOptions { writable: true, request_alignment: 4096, allow_in_use: false };
     let new = NewFile::of(named.path());
@@ -188,7 +184,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     let place = args.of.place();
     let mut format = Format::new(place, SegmentKind::Crypt { sector_bytes });
     format.label = &args.label;
-    format.key_bytes = if args.key_size == "256" { 32 } else { 64 };
+    format.key_bytes = if args.key_size.as_deref() == Some("256") { 32 } else { 64 };
     let data_bytes = capability.size_bytes.saturating_sub(format.data_offset_bytes);
     if data_bytes < u64::from(sector_bytes) {
         let cause = format!(
@@ -239,10 +235,36 @@ fn size_for(args: &Args, bytes: u64, unit: Unit, is_small: bool) -> Result<u64, 
 }
 
 impl Args {
+    /// Refuses options that the type has no use for.
+    fn check_type(&self, text: &str) -> Result<(), Failure> {
+        let of_auth = [
+            ("--cipher", self.cipher.is_some()),
+            ("--freshness", self.freshness.is_some()),
+            ("--capacity", self.capacity.is_some()),
+        ];
+        // Blocks of 4096 bytes and keys of 512 bits are what a volume of type auth has.
+        let of_luks2 = [
+            ("--sector-size", self.sector_size.is_some_and(|bytes| bytes != BLOCK_BYTES as u32)),
+            ("--key-size", self.key_size.as_deref().is_some_and(|bits| bits != "512")),
+        ];
+        let (unfit, hint) = match self.r#type {
+            Kind::Luks2 => (&of_auth[..], "leave it out, or --type auth"),
+            Kind::Auth => (&of_luks2[..], "leave it out: blocks have 4096 bytes, and the key 512 bits"),
+        };
+        match unfit.iter().find(|(_, is_given)| *is_given) {
+            Some((name, _)) => {
+                let kind = if self.r#type == Kind::Auth { "auth" } else { "luks2" };
+                let cause = format!("{name} does not fit a volume of type {kind}");
+                Err(Failure::usage(ATTEMPTED, text, cause).hint(hint))
+            }
+            None => Ok(()),
+        }
+    }
+
     fn cipher(&self) -> auth::Cipher {
         match self.cipher {
-            Cipher::Aes256GcmSiv => auth::Cipher::Aes256GcmSiv,
-            Cipher::Aegis256X4 => auth::Cipher::Aegis256X4,
+            None | Some(Cipher::Aes256GcmSiv) => auth::Cipher::Aes256GcmSiv,
+            Some(Cipher::Aegis256X4) => auth::Cipher::Aegis256X4,
         }
     }
 }
@@ -268,8 +290,8 @@ fn auth(
     }
     let unit_bytes = if capability.physical_block_size >= 4096 { 4096 } else { 512 };
     let cipher = match args.cipher {
-        Cipher::Aes256GcmSiv => AuthCipher::Aes256GcmSiv,
-        Cipher::Aegis256X4 => AuthCipher::Aegis256X4,
+        None | Some(Cipher::Aes256GcmSiv) => AuthCipher::Aes256GcmSiv,
+        Some(Cipher::Aegis256X4) => AuthCipher::Aegis256X4,
     };
     let (ours, unit) = block::layer::volume::of_header(cipher, unit_bytes)
         .map_err(|error| Failure::open(ATTEMPTED, text.clone(), &error))?;
@@ -280,7 +302,10 @@ fn auth(
         Some(bytes) => Layout::new(ours, unit, begins, bytes.div_ceil(BLOCK_BYTES as u64)),
         None => Layout::fitting(ours, unit, begins, storage_bytes),
     };
-    let layout = layout.map_err(|error| refused(error.to_string()))?;
+    let layout = layout.map_err(|error| match error {
+        LayoutError::TooSmall(_) => too_small(&text, storage_bytes, ours, unit, begins),
+        error => refused(error.to_string()),
+    })?;
     let room = storage_bytes.saturating_sub(layout.data_offset(0)) / BLOCK_BYTES as u64;
     let room = room.min(layout.capacity);
     let blocks = args.data_size.map_or(room, |bytes| bytes.div_ceil(BLOCK_BYTES as u64).min(room));
@@ -318,6 +343,17 @@ fn auth(
     made_header.keep();
     say(context, args, named, "auth", &facts, [BLOCK_BYTES as u64, blocks * BLOCK_BYTES as u64]);
     Ok(())
+}
+
+/// The refusal of storage that has no room for one block.
+fn too_small(text: &str, storage_bytes: u64, cipher: auth::Cipher, unit: Unit, begins: u64) -> Failure {
+    let least = Layout::new(cipher, unit, begins, 1).map_or(begins, |layout| layout.data_offset(1));
+    let cause = format!(
+        "it has {}, and a volume of type auth takes at least {}",
+        units::bytes(storage_bytes),
+        units::bytes(least.next_multiple_of(1 << 20))
+    );
+    Failure::refused(ATTEMPTED, text, cause).hint("use larger storage")
 }
 
 /// A new file for the ledger of an empty volume.

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use block::layer::volume as layer;
 use block::{Blocking, IoError};
 use serde_json::json;
-use volume::auth::{self, GrowError, Room, RoomLedgerError};
+use volume::auth::{self, GrowError, LedgerError, Room, RoomLedgerError};
 use volume::luks2::SegmentKind;
 
 use super::{OfVolume, Passphrase, Use, done, named, random};
@@ -89,11 +89,18 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     let failed = |error: GrowError<IoError>| match &error {
         GrowError::Storage(cause) => Failure::io(ATTEMPTED, text.clone(), cause),
         GrowError::Damaged => Failure::refused(ATTEMPTED, text.clone(), &error),
-        GrowError::Smaller { .. } => Failure::usage(ATTEMPTED, text.clone(), error.to_string()),
-        GrowError::Capacity { .. } => Failure::refused(ATTEMPTED, text.clone(), &error)
-            .hint("copy into a new volume, made with a larger --capacity"),
-        GrowError::StorageFull { .. } => {
-            Failure::refused(ATTEMPTED, text.clone(), &error).hint("make the storage larger first")
+        GrowError::Smaller { now } => {
+            let cause = format!("it has {}, and does not become smaller", units::bytes(*now));
+            Failure::usage(ATTEMPTED, text.clone(), cause).hint("copy into a new volume")
+        }
+        GrowError::Capacity { most } => {
+            let cause = format!("it was made to grow to {} at most", units::bytes(*most));
+            Failure::refused(ATTEMPTED, text.clone(), cause)
+                .hint("copy into a new volume, made with a larger --capacity")
+        }
+        GrowError::StorageFull { most } => {
+            let cause = format!("the storage has room for {} of the volume", units::bytes(*most));
+            Failure::refused(ATTEMPTED, text.clone(), cause).hint("make the storage larger first")
         }
     };
     let mut room = Room::read(storage, &keys, (cipher, unit, segment.offset_bytes)).map_err(failed)?;
@@ -142,7 +149,15 @@ impl Ledger {
             _ => {}
         }
         let noted = room.note(keys, &bytes);
-        noted.map_err(|error: RoomLedgerError| Failure::refused(ATTEMPTED, self.text.clone(), error))
+        noted.map_err(|error: RoomLedgerError| {
+            let failure = Failure::refused(ATTEMPTED, self.text.clone(), error);
+            match error {
+                RoomLedgerError::OldVolume | RoomLedgerError::Ledger(LedgerError::Behind) => {
+                    failure.hint(job::OLDER_STATE)
+                }
+                RoomLedgerError::Ledger(_) => failure,
+            }
+        })
     }
 
     fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Failure> {

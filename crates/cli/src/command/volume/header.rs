@@ -1,19 +1,19 @@
 //! `volume header`: keeps the header of a volume elsewhere, and returns it.
 
-use std::io::Write as _;
-use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::PathBuf;
+use std::fs::File;
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
 
 use clap::Subcommand;
 use serde_json::json;
-use volume::luks2::{self, Backup, ReadError, RestoreError};
+use volume::luks2::{self, Backup, ReadError, Refusal, RestoreError};
 
 use super::{OfVolume, Use, done, random};
 use crate::context::Context;
 use crate::error::{Exit, Failure};
 use crate::output;
 
-/// Largest backup: two copies of 4 MiB and 128 MiB of key slots.
+/// Largest backup: two copies of 4 MiB and 128 MiB of keyslots.
 const BACKUP_BYTES_MAX: u64 = 136 << 20;
 
 /// Keep the header elsewhere, or put it back
@@ -25,7 +25,7 @@ pub(super) struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// Write the header and its key slots to a file
+    /// Write the header and its keyslots to a file
     ///
     /// Its passphrases open the volume as long as it exists, those too that are removed later: keep it as you keep a key.
     #[command(after_help = "Examples:\n  hikyaku volume header backup /dev/sdx sdx.header")]
@@ -92,15 +92,8 @@ fn backup(context: &Context, args: &BackupArgs) -> Result<Exit, Failure> {
         ReadError::Storage(cause) => Failure::io("back up the header of", opened.text.clone(), &cause),
     })?;
     let file = args.file.display().to_string();
-    let written =
-        std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&args.file).and_then(
-            |mut to| {
-                to.write_all(&bytes)?;
-                to.sync_all()
-            },
-        );
-    written.map_err(|error| match error.kind() {
-        std::io::ErrorKind::AlreadyExists => {
+    write_new(&args.file, &bytes).map_err(|error| match error.kind() {
+        io::ErrorKind::AlreadyExists => {
             Failure::refused("write the header to", file.clone(), "it exists").hint("name a new file")
         }
         _ => Failure::failed("write the header to", file.clone(), error),
@@ -116,16 +109,36 @@ fn backup(context: &Context, args: &BackupArgs) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
+/// Makes a file that only its owner can read: whole and durable, or not at all. A file that exists stays as it is.
+fn write_new(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    if path.symlink_metadata().is_ok() {
+        return Err(io::ErrorKind::AlreadyExists.into());
+    }
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let directory = File::open(parent)?;
+    let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
+    // Removed when dropped; made with the mode 0600.
+    let mut file = tempfile::Builder::new().prefix(name).suffix(".new").tempfile_in(parent)?;
+    file.as_file_mut().write_all(bytes)?;
+    file.as_file().sync_all()?;
+    file.persist_noclobber(path).map_err(|error| error.error)?;
+    directory.sync_all()
+}
+
 fn restore(context: &Context, args: &RestoreArgs) -> Result<Exit, Failure> {
     const ATTEMPTED: &str = "restore the header of";
     let file = args.file.display().to_string();
-    let failed = |error: std::io::Error| Failure::failed("read the header from", file.clone(), error);
+    let failed = |error: io::Error| Failure::failed("read the header from", file.clone(), error);
     let mut bytes = Vec::new();
     let from = block::open_input(&args.file).map_err(failed)?;
-    std::io::Read::read_to_end(&mut std::io::Read::take(from, BACKUP_BYTES_MAX + 1), &mut bytes)
-        .map_err(failed)?;
-    let backup = Backup::parse(bytes, args.of.place())
-        .map_err(|refusal| Failure::refused("restore the header from", file.clone(), refusal))?;
+    io::Read::read_to_end(&mut io::Read::take(from, BACKUP_BYTES_MAX + 1), &mut bytes).map_err(failed)?;
+    let backup = Backup::parse(bytes, args.of.place()).map_err(|refusal| match refusal {
+        Refusal::NotLuks => {
+            Failure::refused("restore the header from", file.clone(), "it is no backup of a header")
+                .hint("a file that `hikyaku volume header backup` or `cryptsetup luksHeaderBackup` made")
+        }
+        refusal => Failure::refused("restore the header from", file.clone(), refusal),
+    })?;
     let (text, mut storage) = args.of.storage(context, Use::Replace, ATTEMPTED)?;
     let _lock = args.of.lock(context, ATTEMPTED)?;
     let uuid = backup.header().facts().uuid;

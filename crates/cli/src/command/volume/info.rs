@@ -8,7 +8,7 @@ use crate::context::Context;
 use crate::error::{Exit, Failure};
 use crate::{output, units};
 
-/// Show the header of a volume: cipher, key slots, costs
+/// Show the header of a volume: cipher, keyslots, costs
 ///
 /// No passphrase is needed. The storage's owner could have written all of it; what is refused before a key is derived is refused
 /// here too.
@@ -57,7 +57,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
         }));
         return Ok(Exit::Done);
     }
-    let bits = facts.key_bits.map_or_else(String::new, |bits| format!(", {bits} bits"));
+    let bits = facts.key_bits.map_or_else(String::new, |bits| format!(", key of {bits} bits"));
     let mut rows = vec![
         ("type".to_owned(), kind.to_owned()),
         ("UUID".to_owned(), facts.uuid.clone()),
@@ -69,7 +69,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
         }),
         ("copies".to_owned(), copies_text.to_owned()),
     ];
-    rows.extend(facts.slots.iter().map(|slot| (format!("key slot {}", slot.slot), slot_text(slot))));
+    rows.extend(facts.slots.iter().map(|slot| (format!("keyslot {}", slot.slot), slot_text(slot))));
     rows.extend(facts.tokens.iter().map(|token| (format!("token {}", token.token), token.kind.clone())));
     if !facts.requirements.is_empty() {
         rows.push(("requirements".to_owned(), facts.requirements.join(", ")));

@@ -1,4 +1,4 @@
-//! `volume passwd`, `volume key`: changes of key slots. The volume's key stays the same, so an older header and
+//! `volume passwd`, `volume key`: changes of keyslots. The volume's key stays the same, so an older header and
 //! an older passphrase still open the volume.
 
 use std::path::PathBuf;
@@ -87,7 +87,7 @@ struct AddArgs {
 
 /// Remove a passphrase
 ///
-/// The one that is given, or the key slot that is named. The last one is not removed without --force.
+/// The one that is given, or the keyslot that is named. The last one is not removed without --force.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Examples:\n  hikyaku volume key remove /dev/sdx\n  hikyaku volume key remove sealed.img --slot 1"
@@ -96,7 +96,7 @@ struct RemoveArgs {
     #[command(flatten)]
     common: Common,
 
-    /// The key slot; no passphrase is needed then
+    /// The keyslot; no passphrase is needed then
     #[arg(long, value_name = "N", conflicts_with_all = ["password_file", "key_file"])]
     slot: Option<u8>,
 
@@ -115,13 +115,13 @@ impl Args {
 }
 
 impl NewPassphrase {
-    fn read(&self, text: &str) -> Result<crate::passphrase::Secret, Failure> {
+    fn read(&self, context: &Context, text: &str) -> Result<crate::passphrase::Secret, Failure> {
         let source = match (&self.new_password_file, &self.new_key_file) {
             (Some(path), _) => Source::PasswordFile(path.clone()),
             (None, Some(path)) => Source::KeyFile(path.clone()),
             (None, None) => Source::Terminal,
         };
-        source.read_new(text, &format!("{text} from now on"))
+        source.read_new(context, text)
     }
 }
 
@@ -129,7 +129,7 @@ pub(super) fn passwd(context: &Context, args: &PasswdArgs) -> Result<Exit, Failu
     const ATTEMPTED: &str = "change the passphrase of";
     let mut opened = args.common.of.open(context, Use::Change, ATTEMPTED)?;
     let (slot, key) = opened.unlock(&args.common.passphrase.source(), ATTEMPTED)?;
-    let secret = args.new.read(&opened.text)?;
+    let secret = args.new.read(context, &opened.text)?;
     let pbkdf = args.pbkdf.costs()?;
     let _lock = args.common.of.lock(context, ATTEMPTED)?;
     let changed = opened.header.change_key(&mut opened.storage, slot, &key, &secret, &pbkdf, &mut random);
@@ -149,7 +149,7 @@ fn add(context: &Context, args: &AddArgs) -> Result<Exit, Failure> {
     const ATTEMPTED: &str = "add a passphrase to";
     let mut opened = args.common.of.open(context, Use::Change, ATTEMPTED)?;
     let (_, key) = opened.unlock(&args.common.passphrase.source(), ATTEMPTED)?;
-    let secret = args.new.read(&opened.text)?;
+    let secret = args.new.read(context, &opened.text)?;
     let pbkdf = args.pbkdf.costs()?;
     let _lock = args.common.of.lock(context, ATTEMPTED)?;
     let added = opened.header.add_key(&mut opened.storage, &key, &secret, &pbkdf, &mut random);
@@ -176,6 +176,6 @@ fn say(context: &Context, is_json: bool, text: &str, slot: u8, what: &str) {
     if is_json {
         output::json(&json!({ "schema": output::SCHEMA, "endpoint": text, "slot": slot }));
     } else {
-        done(context, &format!("{what}: key slot {slot}"));
+        done(context, &format!("{what}: keyslot {slot}"));
     }
 }

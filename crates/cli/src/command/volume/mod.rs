@@ -10,7 +10,7 @@ mod pbkdf;
 use std::path::PathBuf;
 
 use block::layer::volume as layer;
-use block::{Blocking, Location, OpenOptions, Spec};
+use block::{Blocking, Location, OpenError, OpenOptions, Spec};
 use clap::Subcommand;
 use host::{HeaderLock, HeaderLockError};
 use volume::luks2::{self, ChangeError, Header, Place, VolumeKey};
@@ -19,7 +19,7 @@ use crate::context::Context;
 use crate::endpoint::Named;
 use crate::error::{Exit, Failure};
 use crate::output;
-use crate::passphrase::Source;
+use crate::passphrase::{self, Source};
 
 /// Make and open encrypted volumes on storage of others
 ///
@@ -109,7 +109,7 @@ impl Passphrase {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Use {
     Read,
-    /// Changes key slots, also of a volume in use, which does not access its header after it was unlocked.
+    /// Changes keyslots, also of a volume in use, which does not access its header after it was unlocked.
     Change,
     Replace,
 }
@@ -147,8 +147,18 @@ impl OfVolume {
 
     fn open(&self, context: &Context, used: Use, attempted: &str) -> Result<Opened, Failure> {
         let (text, mut storage) = self.storage(context, used, attempted)?;
-        let header = luks2::read(&mut storage, self.place())
-            .map_err(|error| Failure::open(attempted, text.clone(), &layer::read_error(error)))?;
+        let header = luks2::read(&mut storage, self.place()).map_err(|error| {
+            let mut failure = Failure::open(attempted, text.clone(), &layer::read_error(error));
+            // As these commands name it.
+            failure.hint = failure.hint.replace("header=FILE", "--header FILE");
+            failure
+        })?;
+        // A change repairs it.
+        if used == Use::Read
+            && let Some(flaw) = layer::flaw(header.facts().copies)
+        {
+            context.warn(&format!("{text}: {flaw}"));
+        }
         Ok(Opened { text, storage, header })
     }
 }
@@ -183,11 +193,20 @@ impl OfVolume {
 impl Opened {
     /// The key, by the passphrase from `source`, and the slot that it opened.
     fn unlock(&mut self, source: &Source, attempted: &str) -> Result<(u8, VolumeKey), Failure> {
-        let secret = source.read(&self.text, false)?;
+        let secret = source.read(&self.text)?;
         let unlocked = self.header.unlock(&mut self.storage, &secret, None, &layer::limits());
         match unlocked {
             Ok(unlocked) => Ok((unlocked.slot, unlocked.key)),
-            Err(error) => Err(Failure::open(attempted, self.text.clone(), &layer::unlock_error(error))),
+            Err(error) => {
+                let error = layer::unlock_error(error);
+                let failure = Failure::open(attempted, self.text.clone(), &error);
+                Err(match error {
+                    OpenError::Passphrase(_) => {
+                        failure.hint(source.advice(passphrase::ends_in_return(&secret)))
+                    }
+                    _ => failure,
+                })
+            }
         }
     }
 
@@ -201,9 +220,9 @@ impl Opened {
             ChangeError::Changed => Failure::failed(attempted, self.text.clone(), &error)
                 .hint("look at it with `hikyaku volume info`, and try again"),
             ChangeError::LastSlot(_) => Failure::refused(attempted, self.text.clone(), &error)
-                .hint("--force, if the data may be lost: without a key slot or a backup of the header the volume does not open"),
+                .hint("--force, if the data may be lost: without a keyslot or a backup of the header the volume does not open"),
             ChangeError::NoSuchSlot(_) => Failure::usage(attempted, self.text.clone(), error.to_string())
-                .hint("`hikyaku volume info` lists the key slots"),
+                .hint("`hikyaku volume info` lists the keyslots"),
             _ => Failure::failed(attempted, self.text.clone(), &error),
         })
     }

@@ -11,8 +11,8 @@ use std::time::Duration;
 use area::Span;
 use io::{Event, Io, Owner, Token};
 use volume::auth::{
-    Action, BLOCK_BYTES, Failure, Operation, OperationId, Outcome, Place, REQUEST_BYTES_MAX, ReadError,
-    Request, RequestId, Sealer, Source,
+    Action, BLOCK_BYTES, Failure, LedgerError, Operation, OperationId, Outcome, Place, REQUEST_BYTES_MAX,
+    ReadError, Request, RequestId, Sealer, Source,
 };
 use zeroize::Zeroizing;
 
@@ -166,7 +166,12 @@ impl Auth {
             volume::auth::State::Open => State::Ready,
             volume::auth::State::Failed if self.sealer.is_none() => {
                 let text = volume.failure().map_or_else(String::new, ToString::to_string);
-                State::Failed(OpenError::Refused(text))
+                State::Failed(match volume.failure() {
+                    Some(Failure::OldVolume | Failure::Ledger(LedgerError::Behind)) => {
+                        OpenError::OlderState(text)
+                    }
+                    _ => OpenError::Refused(text),
+                })
             }
             // Requests say what is wrong.
             volume::auth::State::Failed | volume::auth::State::Foreign => State::Ready,
