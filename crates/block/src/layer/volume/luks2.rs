@@ -487,7 +487,7 @@ impl Inspect for Luks2 {
         let bits = self.unlocked.key.len() * 8;
         facts.push((
             "volume cipher",
-            format!("aes-xts-plain64, {bits} bits, {} bytes", self.unlocked.sector_bytes),
+            format!("aes-xts-plain64, key of {bits} bits, sectors of {} bytes", self.unlocked.sector_bytes),
         ));
         facts
     }

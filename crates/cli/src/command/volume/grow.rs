@@ -22,7 +22,7 @@ use crate::{output, units};
 /// needs nothing. The volume is not to be open elsewhere meanwhile.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Examples:\n  hikyaku volume grow iscsi://host/iqn.../0 --key-file key\n  hikyaku volume grow auth.img --size 20G --password-file pw --freshness auth.fresh"
+    after_help = "Examples:\n  hikyaku volume grow iscsi://host/iqn.../0 --key-file key\n  hikyaku volume grow auth.img --size 20G --password-file pw --freshness fresh"
 )]
 pub(super) struct Args {
     #[command(flatten)]
