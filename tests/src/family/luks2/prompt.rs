@@ -80,12 +80,12 @@ fn typed(context: &Context) -> Result<()> {
         context.hikyaku.display()
     );
     let terminal = terminal(&desk, "typed", &line)?;
-    terminal.shows(&["New passphrase for x.img: "])?;
+    terminal.shows(&["New passphrase for x.img:"])?;
     // Two letters more, which are deleted.
     for key in ["Tr0ub4dor&3xy", "BSpace", "BSpace", "Enter"] {
         terminal.press(key)?;
     }
-    terminal.shows(&["Repeat the new passphrase: "])?;
+    terminal.shows(&["Repeat the new passphrase:"])?;
     for key in ["Tr0ub4dor&3", "Enter"] {
         terminal.press(key)?;
     }
