@@ -25,7 +25,7 @@ const KEY: &str = "6IB3dX4mJQMqxHKb7bLYL4ZlvVQcsGGDHmPmUJBjgnM=";
 /// whole, apart from the hint of clap's that follows an error of its own.
 type Row = (&'static str, &'static [&'static str], i32, &'static str);
 
-const OPTIONS: &str = "ro, size, create, grow, format, block-size, physical-block, delay, limit, iops, fault, crash, log, readahead, volume, view, password-file, key-file, header";
+const OPTIONS: &str = "ro, size, create, grow, format, block-size, physical-block, delay, limit, iops, fault, crash, log, readahead, volume, view, password-file, key-file, header, freshness";
 
 const ROWS: &[Row] = &[
     // Names of files and devices.
