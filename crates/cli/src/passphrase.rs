@@ -256,7 +256,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("pw");
         // The file, then what either source makes of it: a passphrase, or the cause of a refusal.
-        let all: [(&str, Result<&str, &str>, Result<&str, &str>); 6] = [
+        type Read = Result<&'static str, &'static str>;
+        let all: [(&str, Read, Read); 6] = [
             ("a b", Ok("a b"), Ok("a b")),
             ("a b\n", Ok("a b"), Ok("a b\n")),
             ("a\nb\n", Ok("a"), Ok("a\nb\n")),
