@@ -260,7 +260,7 @@ pub trait Inspect {
     /// Device numbers of the disks of this machine that requests are served from; empty for memory, for a LUN, and
     /// where no disk is known. Two endpoints with a disk in common slow each other down.
     fn disks(&self) -> &[u64] {
-        self.beneath().map_or(&[], |beneath| beneath.disks())
+        self.beneath().map_or(&[], Inspect::disks)
     }
 
     /// Whether the storage is still the one that was opened. The error has the kind [`crate::IoErrorKind::Gone`]: any
@@ -271,25 +271,25 @@ pub trait Inspect {
 
     /// (name, value) pairs for the terminal and for JSON, in the terms of the standards.
     fn facts(&self) -> Vec<(&'static str, String)> {
-        self.beneath().map_or_else(Vec::new, |beneath| beneath.facts())
+        self.beneath().map_or_else(Vec::new, Inspect::facts)
     }
 
     fn retries(&self) -> u64 {
-        self.beneath().map_or(0, |beneath| beneath.retries())
+        self.beneath().map_or(0, Inspect::retries)
     }
 
     fn losses(&self) -> u64 {
-        self.beneath().map_or(0, |beneath| beneath.losses())
+        self.beneath().map_or(0, Inspect::losses)
     }
 
     /// The connection to a remote end, to be observed; `None` without one.
     fn tap(&self) -> Option<io::Tap> {
-        self.beneath().and_then(|beneath| beneath.tap())
+        self.beneath().and_then(Inspect::tap)
     }
 
     /// The path to a remote end; `None` where there is no network, or nothing is known of it.
     fn path(&self) -> Option<crate::PathReport> {
-        self.beneath().and_then(|beneath| beneath.path())
+        self.beneath().and_then(Inspect::path)
     }
 }
 
