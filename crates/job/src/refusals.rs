@@ -425,9 +425,47 @@ impl<'a> Inspection<'a> {
         let found = probe(io, destination)
             .map_err(|error| Failure::io("look at what is on", self.job.destination.text(), &error))?;
         if !found.is_empty() {
-            self.refuse(format!("it holds: {}", found.join(", ")), "--force if that may be overwritten");
+            let hint = overwriting(&found, self.job.destination.text());
+            self.refuse(format!("it holds: {}", found.join(", ")), hint);
+        }
+        self.look_at_storage(io)
+    }
+
+    /// Looks at what the storage of a volume holds whose header is in a file: the file says nothing of the storage.
+    fn look_at_storage(&mut self, io: &mut Io) -> Result<(), Failure> {
+        let destination = &self.job.destination;
+        let is_detached = ["volume", "header"].iter().all(|name| destination.spec().get(name).is_some());
+        if !is_detached {
+            return Ok(());
+        }
+        let mut spec = destination.spec().clone();
+        spec.options.retain(|(name, _)| !OF_VOLUMES.contains(&name.as_str()));
+        let storage = Local::named(destination.text(), spec);
+        let options = OpenOptions { writable: false, request_alignment: 4096, allow_in_use: true };
+        let medium = storage.open(&options)?;
+        let mut endpoint = crate::attach(io, &medium).map_err(|error| storage.failed("use", &error))?;
+        let found = probe(io, &mut *endpoint);
+        crate::close(io, [endpoint]);
+        let found = found.map_err(|error| Failure::io("look at what is on", destination.text(), &error))?;
+        if !found.is_empty() {
+            let cause = format!("its storage, which header= says nothing of, holds: {}", found.join(", "));
+            self.refuse(cause, "--force if that may be overwritten");
         }
         Ok(())
+    }
+}
+
+/// Options that make a volume of storage.
+const OF_VOLUMES: [&str; 5] = ["volume", "header", "password-file", "key-file", "freshness"];
+
+/// How to go on where the destination `text` has known content.
+fn overwriting(found: &[&str], text: &str) -> String {
+    if found.contains(&"LUKS2 volume") {
+        format!(
+            "{text},volume=luks2 (or volume=auth) to copy into the volume; --force destroys its header, and with it all that it holds"
+        )
+    } else {
+        "--force if that may be overwritten".to_owned()
     }
 }
 

@@ -270,6 +270,13 @@ const ROWS: &[Row] = &[
         &["LUKS2", "--force"],
     ),
     ("format-over-a-volume", "volume format x.img FORMAT", 6, &["LUKS2", "--force"]),
+    ("copy-over-a-volume", "copy plain.img x.img", 6, &["volume=luks2", "destroys its header"]),
+    (
+        "copy-beneath-a-header-in-a-file",
+        "copy plain.img ext4.img,VOLUME,header=head",
+        6,
+        &["ext4", "header=", "--force"],
+    ),
     ("format-over-a-file-system", "volume format ext4.img FORMAT", 6, &["ext4", "--force"]),
     ("format-read-only", "volume format large.img,ro FORMAT", 6, &["read-only", "leave out ro"]),
     ("format-of-a-volume", "volume format x.img,VOLUME FORMAT", 2, &["leave out volume="]),
@@ -323,6 +330,8 @@ impl<'a> Place<'a> {
         }
         let ext4 = desk.empty("ext4.img", 32 << 20)?;
         run(program("mkfs.ext4")?.arg("-qF").arg(ext4), LIMIT)?.success()?;
+        let head = "--type luks2 --password-file pw --force --header head";
+        desk.ours(&format!("volume format ext4.img {head} {CHEAP}"))?;
         desk.empty("luks1.img", 20 << 20)?;
         desk.cryptsetup("luksFormat --type luks1 --key-file pw --pbkdf-force-iterations 1000 luks1.img")?;
         desk.empty("reencrypting.img", BYTES + 2 * HEADER_BYTES)?;
@@ -414,6 +423,8 @@ fn in_use(context: &Context) -> Result<()> {
         for force in ["", "--force"] {
             desk.try_ours(&format!("{format} {force}"))?.expect(6)?.says("mounted")?;
         }
+        let file = format!("volume format disk.img --force --type luks2 --password-file pw {CHEAP}");
+        desk.try_ours(&file)?.expect(6)?.says("loop device")?;
         Ok(())
     })();
     mount("umount", &[point.path()])?;

@@ -146,9 +146,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
         let hint = format!("{},create --data-size SIZE makes a new file", path.display());
         return Err(Failure::failed(ATTEMPTED, text, "it does not exist").hint(hint));
     }
-    if !args.force {
-        refusals::spoil_path(&text, &named.spec)?;
-    }
+    refusals::spoil_path(&text, &named.spec)?;
     let secret = args.passphrase.source().read_new(context, &text)?;
     let pbkdf = args.pbkdf.costs()?;
     let options = block::OpenOptions { writable: true, request_alignment: 4096, allow_in_use: false };
