@@ -236,3 +236,57 @@ fn second_writer_is_noticed_by_the_next_flush() {
     assert_eq!(second.flush(), Ok(()));
     assert_eq!(second.read(1), Ok(content(1)));
 }
+
+/// A volume that was open, and not written, while another writer used it: its first write is of what the other left.
+#[test]
+fn what_another_writer_left_since_the_volume_was_opened_is_kept() {
+    for (cipher, unit, closes) in [
+        (Cipher::Aegis256X4, Unit::Bytes4096, true),
+        (Cipher::Aegis256X4, Unit::Bytes512, true),
+        (Cipher::Aes256GcmSiv, Unit::Bytes4096, false),
+        (Cipher::Aes256GcmSiv, Unit::Bytes512, false),
+    ] {
+        let mut idle = Machine::on(cipher, unit, formatted(cipher, unit, BLOCKS));
+        assert_eq!(idle.read(1), Ok(vec![0; BLOCK_BYTES]));
+        let mut writer = Machine::new(cipher, idle.disk.clone(), Random(78));
+        writer.write(1, content(1)).expect("nothing fails");
+        writer.flush().expect("nothing fails");
+        if closes {
+            writer.perform(Request::Close, Vec::new()).expect("nothing fails");
+        }
+        idle.disk = writer.disk.clone();
+        idle.write(60, content(60)).expect("nothing fails");
+        assert_eq!(idle.flush(), Ok(()));
+        for (block, data) in [(1, content(1)), (60, content(60)), (2, vec![0; BLOCK_BYTES])] {
+            assert_eq!(idle.read(block), Ok(data.clone()), "block {block}");
+            assert_eq!(
+                Machine::on(cipher, unit, idle.disk.image([])).read(block),
+                Ok(data),
+                "block {block}, later"
+            );
+        }
+    }
+}
+
+/// A writer whose volume another one has claimed writes nothing over what that one wrote.
+#[test]
+fn a_round_writes_nothing_after_the_claim_of_another_writer() {
+    for (cipher, unit) in [(Cipher::Aegis256X4, Unit::Bytes4096), (Cipher::Aes256GcmSiv, Unit::Bytes512)] {
+        let mut first = Machine::on(cipher, unit, formatted(cipher, unit, BLOCKS));
+        for block in [1, 2] {
+            first.write(block, content(block)).expect("nothing fails");
+        }
+        first.flush().expect("nothing fails");
+        first.write(1, content(8)).expect("nothing fails");
+        let mut second = Machine::new(cipher, first.disk.clone(), Random(79));
+        second.write(2, content(9)).expect("nothing fails");
+        second.flush().expect("nothing fails");
+        first.disk = second.disk.clone();
+        let before = first.disk.image([]);
+        assert_eq!(first.flush(), Err(Failure::Foreign));
+        let mut later = Machine::on(cipher, unit, first.disk.image([]));
+        assert_eq!(later.read(2), Ok(content(9)));
+        assert_eq!(later.read(1), Ok(content(1)));
+        assert_eq!(Machine::on(cipher, unit, before).read(1), Ok(content(1)));
+    }
+}

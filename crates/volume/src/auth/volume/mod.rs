@@ -23,7 +23,7 @@ use thiserror::Error;
 use self::ledger::{Ledger, Next};
 use self::opening::Phase;
 use self::requests::Active;
-use self::round::Round;
+use self::round::{Check, Round};
 use super::batch::Batch;
 use super::cache::Cache;
 use super::keys::{EpochKeys, Keys};
@@ -260,6 +260,8 @@ pub struct Volume<E> {
     round: Option<Round>,
     /// Rounds that have begun.
     rounds: u64,
+    /// Before the next one.
+    check: Check,
     /// Something completed since the last barrier that was not preceded by it.
     is_undurable: bool,
     /// Blocks whose data was overwritten in the last round, and is not known to be durable, in ascending order. Unit 4096 only.
@@ -298,6 +300,7 @@ enum Purpose {
     Opening {
         offset: u64,
     },
+    BeforeClaim,
     Claim {
         is_barrier: bool,
     },
@@ -306,7 +309,10 @@ enum Purpose {
     WriteBack(Range<u64>),
     /// Of the round under way; pages are no longer written when it ends.
     Round(Range<u64>),
-    Check,
+    /// Of the superblock, before a round or at its end.
+    Check {
+        is_before: bool,
+    },
     /// Of the ledger's header.
     Note {
         next: Next,
@@ -369,6 +375,7 @@ impl<E: Clone> Volume<E> {
             open: Batch::default(),
             round: None,
             rounds: 0,
+            check: Check::No,
             is_undurable: false,
             late: Vec::new(),
             journal_batch: 0,
@@ -466,7 +473,8 @@ impl<E: Clone> Volume<E> {
                     self.on_round_step();
                 }
             },
-            Purpose::Check => self.on_check(outcome),
+            Purpose::BeforeClaim => self.on_before_claim(outcome),
+            Purpose::Check { is_before } => self.on_check(is_before, outcome),
         }
     }
 

@@ -13,6 +13,7 @@ use super::super::map::Groups;
 use super::super::{BLOCK_BYTES, Layout, OPERATION_BYTES_MAX, PAGE_BYTES, Superblock, Unit};
 use super::super::{cache::Cache, context::SESSION_MAX};
 use super::ledger::{LedgerReading, Next, Restore};
+use super::round::Check;
 use super::{Context, Failure, Outcome, Purpose, RequestId, Todo, Volume};
 
 pub(super) enum Phase<E> {
@@ -353,11 +354,38 @@ impl<E: Clone> Volume<E> {
         self.write_superblock(purpose);
     }
 
+    /// Looks at the superblock once more before the claim: another writer may have used the volume since it was opened here.
     pub(super) fn begin_claim(&mut self) {
+        self.phase = Phase::Claim;
+        self.look(Purpose::BeforeClaim);
+    }
+
+    pub(super) fn look(&mut self, purpose: Purpose) {
+        let todo = Todo::Read { offset: self.layout.superblock(0), length: 2 * PAGE_BYTES };
+        self.enqueue(purpose, todo);
+    }
+
+    /// Claims the volume if what memory knows of it is still so; else opens it again first. Nothing of ours waits in memory.
+    pub(super) fn on_before_claim(&mut self, outcome: Outcome<E>) {
+        let bytes = match outcome {
+            Outcome::Read(bytes) => bytes,
+            failed => return self.on_claim(false, failed),
+        };
+        let state = |superblock: &Superblock| (superblock.sequence, superblock.session, superblock.writer);
+        match Superblock::latest(&self.keys, [&bytes[..PAGE_BYTES], &bytes[PAGE_BYTES..]]) {
+            Some(latest) if state(&latest) == state(&self.superblock) => self.claim(),
+            Some(_) => {
+                self.forget();
+                self.phase = Phase::Draining;
+            }
+            None => self.fail_opening(Failure::Damaged),
+        }
+    }
+
+    fn claim(&mut self) {
         if self.superblock.session >= SESSION_MAX {
             return self.fail_opening(Failure::Exhausted);
         }
-        self.phase = Phase::Claim;
         self.superblock.session += 1;
         self.superblock.is_closed = false;
         self.superblock.writer = self.writer;
@@ -417,8 +445,9 @@ impl<E: Clone> Volume<E> {
         self.retry_stalled();
     }
 
-    /// Another writer's claim is seen here, and whether the superblock is still readable.
-    pub(super) fn on_check(&mut self, outcome: Outcome<E>) {
+    /// Another writer's claim is seen here, and whether the superblock is still readable: before a round writes, so that it
+    /// writes nothing over the other's, and before a flush completes.
+    pub(super) fn on_check(&mut self, is_before: bool, outcome: Outcome<E>) {
         let bytes = match outcome {
             Outcome::Read(bytes) => bytes,
             Outcome::Failed(error) => return self.fail(&Failure::Storage(error)),
@@ -426,6 +455,7 @@ impl<E: Clone> Volume<E> {
         };
         let copies = [&bytes[..PAGE_BYTES], &bytes[PAGE_BYTES..]];
         match Superblock::latest(&self.keys, copies) {
+            Some(superblock) if superblock.writer == self.writer && is_before => self.check = Check::Passed,
             Some(superblock) if superblock.writer == self.writer => self.on_round_step(),
             Some(_) => {
                 self.fail(&Failure::Foreign);
@@ -465,6 +495,7 @@ impl<E: Clone> Volume<E> {
         self.cache = Cache::default();
         self.late.clear();
         self.pending.clear();
+        self.check = Check::No;
         self.is_undurable = false;
         self.wants_round = false;
         self.restart_requests();

@@ -17,6 +17,14 @@ use super::ledger::RoundLog;
 use super::opening::Phase;
 use super::{Context, Purpose, RequestId, Todo, Volume};
 
+/// Whether the volume was looked at for another writer before a round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Check {
+    No,
+    UnderWay,
+    Passed,
+}
+
 pub(super) struct Round {
     pub(super) batch: Batch,
     pub(super) step: Step,
@@ -96,7 +104,17 @@ impl<E: Clone> Volume<E> {
             }
             self.close();
         } else if is_ready && self.needs_round() && self.writebacks == 0 {
-            self.begin_round();
+            match self.check {
+                Check::No => {
+                    self.check = Check::UnderWay;
+                    self.look(Purpose::Check { is_before: true });
+                }
+                Check::UnderWay => {}
+                Check::Passed => {
+                    self.check = Check::No;
+                    self.begin_round();
+                }
+            }
         }
     }
 
@@ -330,8 +348,7 @@ impl<E: Clone> Volume<E> {
         self.is_undurable = self.round.as_ref().is_some_and(|round| round.left > 0);
         if is_checked {
             self.round.as_mut().expect("a round is under way").left += 1;
-            let todo = Todo::Read { offset: self.layout.superblock(0), length: 2 * PAGE_BYTES };
-            self.enqueue(Purpose::Check, todo);
+            self.look(Purpose::Check { is_before: false });
         }
     }
 

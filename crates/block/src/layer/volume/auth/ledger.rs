@@ -8,6 +8,7 @@ use std::rc::Rc;
 
 use area::Span;
 use io::{Durability, Event, Handle, Io, Owner, Token};
+use rustix::fs::FlockOperation;
 use volume::auth::{Operation, OperationId, Outcome};
 
 use super::super::areas::Areas;
@@ -26,6 +27,21 @@ impl LedgerFile {
         let failed =
             |error| OpenError::Failed(format!("opening the freshness file {}: {error}", path.display()));
         let file = OpenOptions::new().read(true).write(!is_read_only).open(path).map_err(failed)?;
+        // Whoever writes has it alone: two processes would each make it the other's older state.
+        let lock = if is_read_only {
+            FlockOperation::NonBlockingLockShared
+        } else {
+            FlockOperation::NonBlockingLockExclusive
+        };
+        if let Err(error) = rustix::fs::flock(&file, lock) {
+            let name = path.display();
+            return Err(match error {
+                rustix::io::Errno::WOULDBLOCK => OpenError::Refused(format!(
+                    "another process uses the freshness file {name}; end it first"
+                )),
+                error => failed(error.into()),
+            });
+        }
         let bytes = file.metadata().map_err(failed)?.len();
         Ok(Self { path: path.to_owned(), file, bytes })
     }
