@@ -98,6 +98,8 @@ pub(super) struct Machine {
     pub(super) file: Option<File>,
     pub(super) random: Random,
     pub(super) faults: Faults,
+    /// Reads of the volume's own that meet one of these ranges fail.
+    pub(super) unreadable: Vec<Range<u64>>,
     pub(super) completed: Vec<Completed>,
     /// Failed writes and barriers of the volume's own.
     pub(super) losses: u64,
@@ -155,6 +157,7 @@ impl Machine {
             file: None,
             random: Random(1),
             faults: Faults::default(),
+            unreadable: Vec::new(),
             completed: Vec::new(),
             losses: 0,
             cipher,
@@ -224,6 +227,8 @@ impl Machine {
     /// Performs one step of one task; false if there is none.
     pub(super) fn step(&mut self) -> bool {
         if self.tasks.is_empty() {
+            let left: Vec<_> = self.pending.values().map(|pending| pending.request).collect();
+            assert!(left.is_empty(), "nothing is under way, and these are not complete: {left:?}");
             return false;
         }
         let index = if self.is_ordered { 0 } else { self.random.below(self.tasks.len() as u64) as usize };
@@ -299,7 +304,10 @@ impl Machine {
     fn begin(&mut self, id: OperationId, operation: Operation) {
         match operation {
             Operation::Read { offset, length } => {
-                let outcome = if self.is_hit(self.faults.failed_read) {
+                let end = offset + length as u64;
+                let is_unreadable =
+                    self.unreadable.iter().any(|range| range.start < end && offset < range.end);
+                let outcome = if is_unreadable || self.is_hit(self.faults.failed_read) {
                     self.losses += u64::from(offset == SEGMENT);
                     Outcome::Failed(Error::Injected)
                 } else {

@@ -7,6 +7,7 @@ mod file;
 mod freshness;
 mod grow;
 mod machine;
+mod pages;
 mod random;
 mod requests;
 mod tamper;

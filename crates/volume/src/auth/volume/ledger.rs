@@ -538,8 +538,7 @@ impl<E: Clone> Volume<E> {
                 Some(known) => keys::is_equal(known, &tag),
                 None => keys::is_equal(&tags[index * tag_bytes..][..tag_bytes], &tag[..tag_bytes]),
             };
-            // A page that was created meanwhile does not depend on the one that was read.
-            if is_fresh || self.cache.peek(page).is_some() {
+            if is_fresh {
                 self.fill_pages(&(page..page + 1), bytes);
             } else {
                 self.fail_page(page, |block| Failure::OldBlock { block });

@@ -564,21 +564,39 @@ impl<E: Clone> Volume<E> {
             let bytes = bytes.try_into().expect("a page");
             self.cache.fill(page, ContextPage::parse(self.layout.cipher, &self.epoch, page, bytes));
         }
-        self.ready.append(&mut std::mem::take(&mut self.loading).into());
+        self.retry_loading();
     }
 
-    /// Drops a page that was not read, and fails the requests that wait for it: for the first block of each in the page.
+    /// Looks at all requests again that wait for pages.
+    fn retry_loading(&mut self) {
+        self.ready.extend(std::mem::take(&mut self.loading));
+    }
+
+    /// Drops a page that was not read, and fails the requests that need it, whatever they wait for now: for the first block
+    /// of each in the page.
     pub(super) fn fail_page(&mut self, page: u64, failure: impl Fn(u64) -> Failure<E>) {
-        let waits = |id: &RequestId| self.requests[id].pins.contains(&page);
-        let (failed, others): (Vec<RequestId>, _) =
-            std::mem::take(&mut self.loading).into_iter().partition(waits);
-        self.loading = others;
+        if self.cache.peek(page).is_some() {
+            // It was created meanwhile, and does not depend on what is in storage.
+            return self.retry_loading();
+        }
         self.cache.forget(page);
-        for id in failed {
-            let request = self.requests.get_mut(&id).expect("the request is active");
+        let mut failed = Vec::new();
+        for (id, request) in &mut self.requests {
+            let pins = request.pins.len();
             request.pins.retain(|pin| *pin != page);
-            let first = page * self.layout.cipher.blocks_per_page() as u64;
-            let block = first.max(request.blocks.start);
+            // What the caller was given does not need the page: its group was discarded meanwhile.
+            if request.pins.len() < pins && request.stage != Stage::Out {
+                failed.push((request.arrival, *id));
+            }
+        }
+        failed.sort_unstable();
+        let stays = |id: &RequestId| !failed.iter().any(|(_, other)| other == id);
+        self.loading.retain(stays);
+        self.ready.retain(stays);
+        self.stalled.retain(stays);
+        let first = page * self.layout.cipher.blocks_per_page() as u64;
+        for (_, id) in failed {
+            let block = first.max(self.requests[&id].blocks.start);
             self.complete(id, Err(failure(block)));
         }
     }
