@@ -41,6 +41,7 @@ enum Task {
     Barrier(OperationId, Vec<WriteId>),
     WriteFile(OperationId, file::WriteId),
     SyncFile(OperationId, Vec<file::WriteId>),
+    Fetch(RequestId),
     Open(RequestId, Vec<Source>),
     Examine(RequestId, Vec<(u64, Source)>),
     Seal(RequestId, Vec<Run>, Vec<Generation>),
@@ -51,6 +52,8 @@ enum Task {
 struct Pending {
     request: Request,
     data: Vec<u8>,
+    /// Stored blocks of a read, read before their contexts were known.
+    fetched: Option<Vec<u8>>,
     /// Old contents of blocks that the request covers in part.
     merged: HashMap<u64, Vec<u8>>,
 }
@@ -181,7 +184,7 @@ impl Machine {
     pub(super) fn submit(&mut self, request: Request, data: Vec<u8>) -> RequestId {
         let id = self.next;
         self.next += 1;
-        self.pending.insert(id, Pending { request, data, merged: HashMap::new() });
+        self.pending.insert(id, Pending { request, data, fetched: None, merged: HashMap::new() });
         self.volume.submit(id, request);
         self.poll();
         id
@@ -199,7 +202,7 @@ impl Machine {
     fn poll(&mut self) {
         while let Some(action) = self.volume.poll() {
             let task = match action {
-                Action::Fetch { .. } => continue,
+                Action::Fetch { id } => Task::Fetch(id),
                 Action::Open { id, sources } => Task::Open(id, sources),
                 Action::Examine { id, blocks } => Task::Examine(id, blocks),
                 Action::Seal { id, runs, generations } => Task::Seal(id, runs, generations),
@@ -271,6 +274,7 @@ impl Machine {
                 self.file.as_mut().expect("a file").make_durable(&writes);
                 self.volume.done(id, Outcome::Done);
             }
+            Task::Fetch(id) => self.fetch(id),
             Task::Open(id, sources) => self.open(id, &sources),
             Task::Examine(id, blocks) => self.examine(id, blocks),
             Task::Seal(id, runs, generations) => self.seal(id, &runs, &generations),
@@ -374,12 +378,36 @@ impl Machine {
         }
     }
 
+    fn fetch(&mut self, id: RequestId) {
+        let is_opened = self.tasks.iter().any(|task| matches!(task, Task::Open(other, _) if *other == id));
+        let Some(Request::Read { offset, length }) = self.pending.get(&id).map(|pending| pending.request)
+        else {
+            return;
+        };
+        if is_opened {
+            return;
+        }
+        let blocks = offset / BLOCK_BYTES as u64..(offset + length).div_ceil(BLOCK_BYTES as u64);
+        let mut bytes = vec![0; (blocks.end - blocks.start) as usize * BLOCK_BYTES];
+        self.disk.read(self.volume.layout().data_offset(blocks.start), &mut bytes, &mut self.random);
+        self.pending.get_mut(&id).expect("a request under way").fetched = Some(bytes);
+    }
+
     fn open(&mut self, id: RequestId, sources: &[Source]) {
         let Request::Read { offset, length } = self.pending[&id].request else { panic!("not a read") };
         let first = offset / BLOCK_BYTES as u64;
         let mut data = Vec::new();
+        let fetched = self.pending.get_mut(&id).expect("a request under way").fetched.take();
         for (block, source) in (first..).zip(sources) {
-            match self.content(block, *source) {
+            let content = match (&fetched, source) {
+                (Some(fetched), Source::Stored(candidates)) => {
+                    let mut data = fetched[(block - first) as usize * BLOCK_BYTES..][..BLOCK_BYTES].to_vec();
+                    let found = self.sealer().open_any(block, candidates, &mut data);
+                    found.map(|found| (data, found)).map_err(|_| ReadError::Unverified { block })
+                }
+                _ => self.content(block, *source),
+            };
+            match content {
                 Ok((bytes, _)) => data.extend(bytes),
                 Err(error) => return self.volume.opened(id, Err(error)),
             }

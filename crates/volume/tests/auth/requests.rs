@@ -191,6 +191,24 @@ fn a_cache_lost_before_the_first_write_is_reported_by_the_flush() {
     );
 }
 
+#[test]
+fn a_flush_that_waits_for_a_claim_fails_with_it() {
+    let mut machine = opened(10);
+    machine.faults.lost_cache = 1;
+    let write = machine.submit(Request::Write { offset: 0, length: BLOCK }, vec![1; BLOCK_BYTES]);
+    let first = machine.submit(Request::Flush, Vec::new());
+    while machine.losses == 0 {
+        assert!(machine.step(), "the claim has a barrier");
+    }
+    let second = machine.submit(Request::Flush, Vec::new());
+    machine.run();
+    for id in [write, first, second] {
+        let completed = machine.completed.iter().find(|completed| completed.id == id);
+        let result = &completed.expect("it completes").result;
+        assert_eq!(*result, Err(Failure::Storage(Error::CacheLost)), "request {id}");
+    }
+}
+
 /// More unclean sessions, each after one that closed, than the superblock has intervals.
 #[test]
 fn many_sessions_that_end_without_closing() {

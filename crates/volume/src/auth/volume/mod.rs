@@ -186,7 +186,7 @@ pub enum Failure<E> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action<E> {
     /// The caller may begin to read the stored blocks of a read; their contexts follow with [`Action::Open`]. Need not
-    /// be obeyed.
+    /// be obeyed. If a block does not verify, [`Action::Open`] comes again, and the blocks are to be read again.
     Fetch {
         id: RequestId,
     },

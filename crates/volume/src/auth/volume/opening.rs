@@ -182,8 +182,13 @@ impl<E: Clone> Volume<E> {
 
     /// Fails the requests that wait. There are no changes in memory: nothing is claimed.
     pub(super) fn fail_opening(&mut self, failure: Failure<E>) {
+        let mut flushes = std::mem::take(&mut self.flushes);
+        flushes.append(&mut self.closings);
         self.forget();
-        self.phase = Phase::Failed(failure);
+        self.phase = Phase::Failed(failure.clone());
+        for id in flushes {
+            self.complete(id, Err(failure.clone()));
+        }
     }
 
     fn on_recovery(&mut self) {

@@ -30,6 +30,8 @@ pub(super) struct Active {
     /// Rounds that had begun then.
     rounds: u64,
     is_fetched: bool,
+    /// What the caller opens next may have been read before its contexts were known.
+    is_early: bool,
     /// Slots that a read shares, or that a write has taken.
     slots: Vec<u32>,
     /// For each block of a write being sealed: where to, and the version that it follows.
@@ -80,6 +82,7 @@ impl<E: Clone> Volume<E> {
             incarnation: self.incarnation,
             rounds: self.rounds,
             is_fetched: false,
+            is_early: false,
             slots: Vec::new(),
             grants: Vec::new(),
             resolved: HashMap::new(),
@@ -97,10 +100,13 @@ impl<E: Clone> Volume<E> {
     /// The caller opened the blocks of a read, or failed to.
     pub fn opened(&mut self, id: RequestId, result: Result<(), ReadError<E>>) {
         let is_current = self.take_back(id);
+        let request = self.requests.get_mut(&id).expect("the request is active");
+        let is_early = std::mem::take(&mut request.is_early);
         match result {
             Ok(()) => self.complete(id, Ok(())),
-            // The contexts may have been those of writes that a lost cache undid.
-            Err(ReadError::Unverified { .. }) if !is_current => self.run_again(id),
+            // The contexts may have been those of writes that a lost cache undid, or the blocks those from before a round
+            // that ended meanwhile, or from before a failure.
+            Err(ReadError::Unverified { .. }) if !is_current || is_early => self.run_again(id),
             Err(ReadError::Unverified { block }) => self.complete(id, Err(Failure::Unverified { block })),
             Err(ReadError::Storage(error)) => self.complete(id, Err(Failure::Storage(error))),
         }
@@ -341,6 +347,7 @@ impl<E: Clone> Volume<E> {
             self.loading.push(id);
             let request = self.requests.get_mut(&id).expect("the request is active");
             if !std::mem::replace(&mut request.is_fetched, true) {
+                request.is_early = true;
                 self.actions.push_back(Action::Fetch { id });
             }
             return;
