@@ -185,10 +185,10 @@ impl<E: Clone> Volume<E> {
         let mut flushes = std::mem::take(&mut self.flushes);
         flushes.append(&mut self.closings);
         self.forget();
-        self.phase = Phase::Failed(failure.clone());
         for id in flushes {
             self.complete(id, Err(failure.clone()));
         }
+        self.phase = Phase::Failed(failure);
     }
 
     fn on_recovery(&mut self) {
