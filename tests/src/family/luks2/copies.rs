@@ -243,7 +243,7 @@ fn two_sessions(context: &Context) -> Result<()> {
     desk.format("x.img", 2 * HALF, "")?;
     let target = serve(&desk, "x.img", &[])?;
     let url = target.url(0).to_string();
-    for line in ["copy plain.img URL --force", "compare plain.img URL"] {
+    for line in ["copy plain.img URL --force --allow in-use", "compare plain.img URL"] {
         let lines = [0, HALF].map(|offset| {
             let line = line.replace("URL", &url);
             format!("{line} --src-offset {offset} --dst-offset {offset} --size {HALF}")

@@ -87,6 +87,7 @@ impl Medium for Luks2Medium {
             writes: VecDeque::new(),
             parts: HashMap::new(),
             requests: HashMap::new(),
+            lost: None,
             next: 0,
         }))
     }
@@ -143,7 +144,11 @@ enum Part {
 /// A write in progress: pieces not yet completed, those not yet submitted as one, and the first error.
 struct Progress {
     left: u32,
+    /// A piece has completed.
+    has_begun: bool,
     result: Result<(), IoError>,
+    /// Of a flush that failed after a piece had completed: that piece may be lost.
+    lost: Option<IoError>,
 }
 
 struct Luks2 {
@@ -160,6 +165,8 @@ struct Luks2 {
     writes: VecDeque<Write>,
     parts: HashMap<RequestId, Part>,
     requests: HashMap<RequestId, Progress>,
+    /// What a flush failed with while a write was in progress that has completed since: the next flush reports it again.
+    lost: Option<IoError>,
     next: RequestId,
 }
 
@@ -228,7 +235,7 @@ impl Luks2 {
     }
 
     fn write(&mut self, id: RequestId, range: Range<u64>, plain: Plain, durable: bool) {
-        self.requests.insert(id, Progress { left: 1, result: Ok(()) });
+        self.requests.insert(id, Progress { left: 1, has_begun: false, result: Ok(()), lost: None });
         let Range { start, end } = range;
         self.writes.push_back(Write { id, offset: start, end, plain, start, durable });
     }
@@ -252,7 +259,15 @@ impl Luks2 {
         self.areas.give_back(part);
         match self.parts.remove(&part) {
             Some(Part::Read(read)) if result.is_ok() => self.landed.push_back(read),
-            Some(Part::Read(Read { id, .. }) | Part::Flush(id)) => done.push(Completion { id, result }),
+            Some(Part::Read(Read { id, .. })) => done.push(Completion { id, result }),
+            Some(Part::Flush(id)) => {
+                if let Err(error) = &result {
+                    for write in self.requests.values_mut().filter(|write| write.has_begun) {
+                        write.lost = Some(error.clone());
+                    }
+                }
+                done.push(Completion { id, result });
+            }
             Some(Part::Write(id)) => self.end_piece(id, result, done),
             None => {}
         }
@@ -280,6 +295,7 @@ impl Luks2 {
     fn end_piece(&mut self, id: RequestId, result: Result<(), IoError>, done: &mut Vec<Completion>) {
         let progress = self.requests.get_mut(&id).expect("a write has a piece");
         progress.left -= 1;
+        progress.has_begun = true;
         if let Err(error) = result {
             progress.result = Err(match std::mem::replace(&mut progress.result, Ok(())) {
                 Ok(()) => error,
@@ -287,7 +303,8 @@ impl Luks2 {
             });
         }
         if progress.left == 0 {
-            let Progress { result, .. } = self.requests.remove(&id).expect("it was there");
+            let Progress { result, lost, .. } = self.requests.remove(&id).expect("it was there");
+            self.lost = lost.or(self.lost.take());
             done.push(Completion { id, result });
         }
     }
@@ -422,6 +439,9 @@ impl Endpoint for Luks2 {
                 self.write(id, offset..offset + length, Plain::Zeroes, false);
             }
             Kind::Flush => {
+                if let Some(error) = self.lost.take() {
+                    return done.push(Completion { id, result: Err(error) });
+                }
                 let part = self.number();
                 self.submit_inner(io, part, Part::Flush(id), Kind::Flush, &mut inner);
             }
