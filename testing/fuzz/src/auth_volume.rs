@@ -206,6 +206,9 @@ impl Client<'_> {
             }
             Operation::FillSlot { slot, bytes } => drop(self.pool.insert(slot, bytes)),
             Operation::Barrier => {}
+            Operation::ReadLedger { .. } | Operation::WriteLedger { .. } | Operation::SyncLedger => {
+                unreachable!("the volume has no freshness file")
+            }
         }
         Outcome::Done
     }
