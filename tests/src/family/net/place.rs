@@ -114,8 +114,17 @@ impl Net {
         within(&CString::new(format!("/run/netns/{}", self.namespace.0))?, work)
     }
 
+    /// Joins the servers; waits while they still send for an application that has just left.
     pub(super) fn join(&self) -> Result<Stack> {
-        Stack::connect(self.socket()).context("join the servers")
+        let until = Instant::now() + Duration::from_secs(10);
+        loop {
+            match Stack::connect(self.socket()) {
+                Err(error) if error.to_string().contains("still wait") && Instant::now() < until => {
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+                joined => return joined.context("join the servers"),
+            }
+        }
     }
 
     pub(super) fn status(&self, context: &Context) -> Result<Value> {
