@@ -108,7 +108,8 @@ fn open(directory: &Path, path: &Path) -> io::Result<Option<(File, Option<PathBu
 }
 
 impl Drop for HeaderLock {
-    /// Removes the lock file while it is still locked: whoever waits for it sees that it is gone.
+    /// Removes the lock file while it is still locked: a process that waits for the lock then finds that the file is gone, and
+    /// makes another one.
     fn drop(&mut self) {
         if let Some(path) = &self.path
             && self.is_current().unwrap_or(false)

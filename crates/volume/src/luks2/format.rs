@@ -18,8 +18,8 @@ use crate::Storage;
 /// Bytes of a header with its keyslot area, as cryptsetup makes it by default.
 pub const HEADER_AREA_BYTES: u64 = 16 << 20;
 const DIGEST_HASH: Hash = Hash::Sha256;
-/// Iterations of the digest of a volume key: the least that cryptsetup accepts. The key is random, so nobody guesses it
-/// however cheap a guess is, and each opening waits for them.
+/// Iterations of the digest of a volume key: the least that cryptsetup accepts. More would slow each opening and protect
+/// nothing: the key has 256 or 512 random bits, which cannot be guessed.
 const DIGEST_ITERATIONS: u32 = 1000;
 
 /// What a new volume is like.

@@ -1,5 +1,5 @@
-//! Encryption in turns: between two parts of it the loop takes completions, so that the storages at both ends work while
-//! this thread encrypts. Without that, whoever has read eight chunks encrypts all of them before the next one is read.
+//! Encryption in turns: after `TURN_BYTES` the loop takes completions, so that the storages at both ends work while this
+//! thread encrypts. Without turns, a copy that has read eight chunks encrypts all of them before it reads the next one.
 
 use io::{Event, Io, Owner, Token};
 

@@ -150,7 +150,8 @@ impl<E: Clone> Volume<E> {
         let is_current = self.take_back(id);
         let request = self.requests.get_mut(&id).expect("the request is active");
         let (grants, blocks) = (std::mem::take(&mut request.grants), request.blocks.clone());
-        // Nobody else writes these blocks meanwhile: only a round that begins turns what waits into what is in storage.
+        // The request has its turn, so no other request has written these blocks; the version that they follow changes only
+        // when a round begins, which turns entries that wait into what storage holds.
         let is_same_round = request.rounds == self.rounds;
         let taken = std::mem::take(&mut request.slots);
         if is_current {

@@ -27,7 +27,7 @@ impl LedgerFile {
         let failed =
             |error| OpenError::Failed(format!("opening the freshness file {}: {error}", path.display()));
         let file = OpenOptions::new().read(true).write(!is_read_only).open(path).map_err(failed)?;
-        // Whoever writes has it alone: two processes would each make it the other's older state.
+        // A writer locks the file exclusively: the states that two processes recorded would make each other's look older.
         let lock = if is_read_only {
             FlockOperation::NonBlockingLockShared
         } else {
