@@ -157,6 +157,23 @@ fn errors_are_those_of_the_storage_and_requests_are_whole_sectors_inside() {
     assert_eq!(run(&mut io, &mut *endpoint, both), [None, Some(IoErrorKind::Medium)]);
 }
 
+/// A flush that fails while a write is between two of its pieces leaves the first one in doubt: the write completes later, and
+/// so the flush after it fails too.
+#[test]
+fn a_flush_that_fails_within_a_write_is_followed_by_one_that_fails_after_it() {
+    let failed = Some(IoErrorKind::FlushFailed);
+    for (length, next) in [(4 * PIECE_BYTES, failed), (4096, None)] {
+        let mut io = Io::new(PoolLimits::default()).unwrap();
+        let inner = open(&Spec::parse("mem:8M,fault=flush-error:count=1").unwrap(), &OPTIONS).unwrap();
+        let mut endpoint = volume(inner, 4096).attach(&mut io).unwrap();
+        let from = filled(&io, length, 9);
+        let both = vec![write(0, &from), Kind::Flush];
+        assert_eq!(run(&mut io, &mut *endpoint, both), [None, failed], "{length} bytes");
+        assert_eq!(run(&mut io, &mut *endpoint, vec![Kind::Flush]), [next], "{length} bytes");
+        assert_eq!(run(&mut io, &mut *endpoint, vec![Kind::Flush]), [None], "{length} bytes");
+    }
+}
+
 #[test]
 fn an_error_of_the_storage_names_the_place_in_the_volume_or_the_view() {
     let at = 2 * MIB as u64;
