@@ -129,6 +129,15 @@ impl Place {
         self.passphrase.endpoint(&self.sealed.text(), kind)
     }
 
+    /// Writes all blocks of the volume, with other content than what is copied over it: a block that a copy leaves is
+    /// found by [`Self::compare`].
+    fn fill(&self, bench: &Bench, tool: Tool) -> Result<()> {
+        let pattern = format!("pattern:{}:7", bench.bytes);
+        let mut command = bench.context.command();
+        command.args(["copy", "--force", "--quiet", "--allow", "sector-size", &pattern]);
+        run(command.arg(self.sealed_words(tool)), RUN_LIMIT)?.success().map(drop)
+    }
+
     fn copy(&self, bench: &Bench, tool: Tool, way: Way) -> Result<Command> {
         let plain = self.plain.text();
         if tool == Tool::Qemu {
@@ -196,7 +205,9 @@ pub(super) fn measure(bench: &Bench, way: Way) -> Result<Found> {
             if way == Way::Out && row.overwrites {
                 continue;
             }
-            if way == Way::Out || row.overwrites {
+            if row.overwrites {
+                place.fill(bench, row.tool)?;
+            } else if way == Way::Out {
                 run(&mut place.copy(bench, row.tool, Way::In)?, RUN_LIMIT)?.success()?;
             }
             let mut command = place.copy(bench, row.tool, way)?;
