@@ -5,6 +5,10 @@ use std::ops::Range;
 
 use crate::limits::{TIMED_SEGMENTS_MAX, TIMED_STAMPS_MAX};
 
+/// A segment and its acknowledgement live at most two minutes each (MSL, RFC 9293 section 3.4.1): an interval beyond
+/// both is one of the capture's clock, which may be set while it runs.
+const ROUND_TRIP_MAX_NS: u64 = 240_000_000_000;
+
 /// Segments of one direction that were sent once and are not acknowledged.
 #[derive(Debug, Default)]
 pub(super) struct Timed(VecDeque<(Range<u64>, u64)>);
@@ -71,7 +75,7 @@ impl Stamps {
     }
 }
 
-/// The least round trip to one end.
+/// The least round trip to one end, of those that can be one.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Least {
     segments: Option<u64>,
@@ -81,11 +85,11 @@ pub(super) struct Least {
 impl Least {
     #[inline]
     pub(super) fn add(&mut self, sample_ns: u64) {
-        self.segments = Some(self.segments.map_or(sample_ns, |least| least.min(sample_ns)));
+        least(&mut self.segments, sample_ns);
     }
 
     pub(super) fn add_stamps(&mut self, sample_ns: u64) {
-        self.stamps = Some(self.stamps.map_or(sample_ns, |least| least.min(sample_ns)));
+        least(&mut self.stamps, sample_ns);
     }
 
     pub(super) fn needs_stamps(&self) -> bool {
@@ -94,6 +98,13 @@ impl Least {
 
     pub(super) fn get(&self) -> Option<u64> {
         self.segments.or(self.stamps)
+    }
+}
+
+#[inline]
+fn least(known: &mut Option<u64>, sample_ns: u64) {
+    if sample_ns <= ROUND_TRIP_MAX_NS {
+        *known = Some(known.map_or(sample_ns, |known| known.min(sample_ns)));
     }
 }
 
@@ -115,6 +126,16 @@ mod tests {
         timed.sent(1200..1300, 60);
         timed.sent_again();
         assert_eq!(timed.acknowledged(1300, 70), None);
+    }
+
+    #[test]
+    fn an_interval_longer_than_segments_live_is_no_round_trip() {
+        let mut least = Least::default();
+        least.add(u64::MAX);
+        least.add_stamps(ROUND_TRIP_MAX_NS + 1);
+        assert_eq!(least.get(), None);
+        least.add_stamps(ROUND_TRIP_MAX_NS);
+        assert_eq!(least.get(), Some(ROUND_TRIP_MAX_NS));
     }
 
     #[test]
