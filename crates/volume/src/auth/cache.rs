@@ -17,10 +17,13 @@ pub(super) const RUN_PAGES_MAX: u64 = (OPERATION_BYTES_MAX / PAGE_BYTES) as u64;
 const LOOKS_MAX: usize = 64;
 
 struct Page {
-    /// `None` while the page is read.
+    /// `None` while the page is read for the first time.
     contexts: Option<ContextPage>,
     pins: u32,
     writes: u32,
+    /// A read of it is under way. The page stays until it ends, so that none is read twice at once, and no bytes that were
+    /// read before a write come after it.
+    is_loading: bool,
     /// Used since the last look at it.
     is_recent: bool,
 }
@@ -64,9 +67,19 @@ impl Cache {
         true
     }
 
+    /// Adds a page without a pin, for a read ahead of its use. Returns whether it must be read.
+    pub(super) fn expect(&mut self, page: u64) -> bool {
+        let is_new = !self.pages.contains_key(&page);
+        if is_new {
+            self.add(page, 0, None);
+        }
+        is_new
+    }
+
     fn add(&mut self, page: u64, pins: u32, contexts: Option<ContextPage>) {
         self.evict();
-        self.pages.insert(page, Page { contexts, pins, writes: 0, is_recent: true });
+        let is_loading = contexts.is_none();
+        self.pages.insert(page, Page { contexts, pins, writes: 0, is_loading, is_recent: true });
         self.clock.push_back(page);
     }
 
@@ -93,16 +106,21 @@ impl Cache {
     /// A page was read. It counts unless the page was created meanwhile.
     pub(super) fn fill(&mut self, page: u64, contexts: ContextPage) {
         if let Some(page) = self.pages.get_mut(&page) {
+            page.is_loading = false;
             page.contexts.get_or_insert(contexts);
         }
     }
 
-    /// Drops a page that could not be read, with its pins.
-    pub(super) fn forget(&mut self, page: u64) {
-        if self.pages.get(&page).is_some_and(|page| page.contexts.is_none()) {
-            self.pages.remove(&page);
-            self.clock.retain(|other| *other != page);
+    /// Drops a page that could not be read, with its pins. One that was created meanwhile stays; returns whether it did.
+    pub(super) fn forget(&mut self, number: u64) -> bool {
+        let Some(page) = self.pages.get_mut(&number) else { return false };
+        page.is_loading = false;
+        if page.contexts.is_some() {
+            return true;
         }
+        self.pages.remove(&number);
+        self.clock.retain(|other| *other != number);
+        false
     }
 
     pub(super) fn set_dirty(&mut self, page: u64) {
@@ -155,8 +173,7 @@ impl Cache {
             }
             let Some(number) = self.clock.pop_front() else { return };
             let page = self.pages.get_mut(&number).expect("pages on the clock are here");
-            let stays =
-                page.pins > 0 || page.writes > 0 || page.contexts.is_none() || self.dirty.contains(&number);
+            let stays = page.pins > 0 || page.writes > 0 || page.is_loading || self.dirty.contains(&number);
             if stays || page.is_recent {
                 page.is_recent = false;
                 self.clock.push_back(number);

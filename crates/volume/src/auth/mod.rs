@@ -5,6 +5,7 @@
 //! holds no payload. [`Sealer`] encrypts and decrypts blocks. [`format()`] yields the writes of an empty volume. Read
 //! docs/VOLUME.md section 2 before this code: it has the argument for the order of writes.
 
+mod ahead;
 mod batch;
 mod cache;
 mod context;
@@ -64,6 +65,9 @@ pub const LEDGER_GROUPS_MAX: usize = 16384;
 pub const DISCARDS_MAX: usize = 256;
 /// Pages of contexts in memory that no request or batch needs at the moment: 16 MiB.
 pub const CACHE_PAGES_MAX: usize = 4096;
+/// Pages of contexts that are read ahead of a sequence of requests: those of 64 MiB (AEGIS-256X4: 40 MiB) of data, which
+/// is more than a batch.
+pub const AHEAD_PAGES_MAX: u64 = 256;
 /// Pages with changes that may be written at any time; beyond this number they are.
 pub const DIRTY_PAGES_MAX: usize = 1024;
 /// Requests that may run at the same time; others wait.

@@ -85,6 +85,55 @@ fn overwriting_costs_ten_percent_and_two_barriers_each_64_mib_aegis() {
     overwrites(Cipher::Aegis256X4, Unit::Bytes4096, 1.10);
 }
 
+/// A request that had to wait for its own pages would wait behind the data of a round.
+#[test]
+fn contexts_of_a_sequence_are_read_ahead_in_long_runs() {
+    for (cipher, blocks_per_page) in [(Cipher::Aes256GcmSiv, 64), (Cipher::Aegis256X4, 40)] {
+        let mut first = machine(cipher, Unit::Bytes4096);
+        cost(&mut first, &sequential(MIB, SIZE), MIB);
+        for is_write in [true, false] {
+            let mut machine = Machine::on(cipher, Unit::Bytes4096, first.disk.image([]));
+            let before = machine.reads;
+            for offset in sequential(MIB, SIZE) {
+                let (request, data) = if is_write {
+                    (Request::Write { offset, length: MIB }, vec![4; MIB as usize])
+                } else {
+                    (Request::Read { offset, length: MIB }, Vec::new())
+                };
+                machine.perform(request, data).expect("nothing fails");
+            }
+            let pages = SIZE / BLOCK_BYTES as u64 / blocks_per_page;
+            let (reads, runs) = (machine.reads - before, pages.div_ceil(32));
+            println!("{cipher:?}: {pages} pages by {reads} reads");
+            assert!(reads < 2 * runs + 16, "{cipher:?}, writes {is_write}: {pages} pages by {reads} reads");
+        }
+    }
+}
+
+/// The next batch fills while one is being written.
+#[test]
+fn writes_go_on_while_a_round_is_under_way() {
+    for unit in [Unit::Bytes512, Unit::Bytes4096] {
+        let mut machine = machine(Cipher::Aegis256X4, unit);
+        cost(&mut machine, &sequential(MIB, SIZE), MIB);
+        // A read of all of it leaves its contexts in memory.
+        for offset in sequential(MIB, SIZE) {
+            machine.perform(Request::Read { offset, length: MIB }, Vec::new()).expect("nothing fails");
+        }
+        machine.is_slow = true;
+        let before = machine.completed.len();
+        // With a journal a batch has a 64th of the volume.
+        let batch = if unit == Unit::Bytes4096 { 32 } else { SIZE / MIB / 64 };
+        for offset in sequential(MIB, 4 * batch * MIB) {
+            machine.submit(Request::Write { offset, length: MIB }, vec![5; MIB as usize]);
+        }
+        machine.run();
+        assert_eq!(machine.completed.len() - before, 2 * batch as usize, "{unit:?}");
+        machine.is_slow = false;
+        machine.flush().expect("nothing fails");
+    }
+}
+
 /// Barriers depend on the size of the journal, a 64th of the volume.
 #[test]
 fn overwriting_with_a_journal_costs_a_second_write() {

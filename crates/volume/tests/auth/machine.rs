@@ -104,6 +104,10 @@ pub(super) struct Machine {
     /// Reads of the volume's own that meet one of these ranges fail.
     pub(super) unreadable: Vec<Range<u64>>,
     pub(super) completed: Vec<Completed>,
+    /// Reads of the volume's own.
+    pub(super) reads: u64,
+    /// Writes and barriers of the volume's own do not end.
+    pub(super) is_slow: bool,
     /// Failed writes and barriers of the volume's own.
     pub(super) losses: u64,
     cipher: Cipher,
@@ -162,6 +166,8 @@ impl Machine {
             faults: Faults::default(),
             unreadable: Vec::new(),
             completed: Vec::new(),
+            reads: 0,
+            is_slow: false,
             losses: 0,
             cipher,
             sealer: None,
@@ -234,7 +240,15 @@ impl Machine {
             assert!(left.is_empty(), "nothing is under way, and these are not complete: {left:?}");
             return false;
         }
-        let index = if self.is_ordered { 0 } else { self.random.below(self.tasks.len() as u64) as usize };
+        let index = if self.is_slow {
+            let ends = |task: &Task| !matches!(task, Task::Write(..) | Task::Barrier(..));
+            let Some(index) = self.tasks.iter().position(ends) else { return false };
+            index
+        } else if self.is_ordered {
+            0
+        } else {
+            self.random.below(self.tasks.len() as u64) as usize
+        };
         match self.tasks.remove(index) {
             Task::Begin(id, operation) => self.begin(id, operation),
             Task::Write(id, write, slots) => {
@@ -308,6 +322,7 @@ impl Machine {
     fn begin(&mut self, id: OperationId, operation: Operation) {
         match operation {
             Operation::Read { offset, length } => {
+                self.reads += 1;
                 let end = offset + length as u64;
                 let is_unreadable =
                     self.unreadable.iter().any(|range| range.start < end && offset < range.end);

@@ -24,6 +24,7 @@ use self::ledger::{Ledger, Next};
 use self::opening::Phase;
 use self::requests::Active;
 use self::round::{Check, Round};
+use super::ahead::Ahead;
 use super::batch::Batch;
 use super::cache::Cache;
 use super::keys::{EpochKeys, Keys};
@@ -255,6 +256,7 @@ pub struct Volume<E> {
     /// Groups with pages of contexts whose bit is not set yet.
     pending: HashSet<u64>,
     cache: Cache,
+    ahead: Ahead,
     pool: Pool,
     open: Batch,
     round: Option<Round>,
@@ -371,6 +373,7 @@ impl<E: Clone> Volume<E> {
             initialised: Groups::new(1),
             pending: HashSet::new(),
             cache: Cache::default(),
+            ahead: Ahead::default(),
             pool: Pool::new(),
             open: Batch::default(),
             round: None,

@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 
+use super::super::ahead::Ahead;
 use super::super::batch::Entry;
 use super::super::context::ContextPage;
 use super::super::journal;
@@ -498,6 +499,7 @@ impl<E: Clone> Volume<E> {
             }
         }
         self.cache = Cache::default();
+        self.ahead = Ahead::default();
         self.late.clear();
         self.pending.clear();
         self.check = Check::No;

@@ -531,21 +531,41 @@ impl<E: Clone> Volume<E> {
             if !request.pins.contains(&page) {
                 request.pins.push(page);
                 if self.cache.pin(page) {
-                    missing = Some(match missing.take() {
-                        Some(run) if run.end == page && run.end - run.start < RUN_PAGES_MAX => {
-                            run.start..page + 1
-                        }
-                        run => {
-                            self.load(run);
-                            page..page + 1
-                        }
-                    });
+                    missing = self.and_load(missing, page);
                 }
             }
             is_complete &= self.cache.get(page).is_some();
         }
         self.load(missing);
+        self.read_ahead(&blocks);
         is_complete
+    }
+
+    /// Queues reads of the pages that requests after this one will need, if it is one of a sequence.
+    fn read_ahead(&mut self, blocks: &Range<u64>) {
+        if blocks.is_empty() {
+            return;
+        }
+        let wanted = self.ahead.follow(self.layout.pages_of(blocks));
+        let end = self.layout.page_of(self.superblock.blocks - 1) + 1;
+        let mut missing: Option<Range<u64>> = None;
+        for page in wanted.start..wanted.end.min(end) {
+            if self.initialised.contains(page / PAGES_PER_GROUP) && self.cache.expect(page) {
+                missing = self.and_load(missing, page);
+            }
+        }
+        self.load(missing);
+    }
+
+    /// Appends a page to the run that will be read, or begins another one.
+    fn and_load(&mut self, run: Option<Range<u64>>, page: u64) -> Option<Range<u64>> {
+        match run {
+            Some(run) if run.end == page && run.end - run.start < RUN_PAGES_MAX => Some(run.start..page + 1),
+            run => {
+                self.load(run);
+                Some(page..page + 1)
+            }
+        }
     }
 
     fn load(&mut self, pages: Option<Range<u64>>) {
@@ -583,11 +603,10 @@ impl<E: Clone> Volume<E> {
     /// Drops a page that was not read, and fails the requests that need it, whatever they wait for now: for the first block
     /// of each in the page.
     pub(super) fn fail_page(&mut self, page: u64, failure: impl Fn(u64) -> Failure<E>) {
-        if self.cache.peek(page).is_some() {
-            // It was created meanwhile, and does not depend on what is in storage.
+        if self.cache.forget(page) {
+            // It does not depend on what is in storage.
             return self.retry_loading();
         }
-        self.cache.forget(page);
         let mut failed = Vec::new();
         for (id, request) in &mut self.requests {
             let pins = request.pins.len();

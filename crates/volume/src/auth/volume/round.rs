@@ -162,6 +162,8 @@ impl<E: Clone> Volume<E> {
         let deferred = self.queued.split_off(queued);
         self.begin_log(&before, deferred);
         self.next_step();
+        // What waited for room in a batch has that of the next one.
+        self.retry_stalled();
     }
 
     /// Queues what the round has for the storage before its barrier.
