@@ -496,6 +496,43 @@ fn auth_volumes_are_shown_and_left_alone() {
     }
 }
 
+/// During re-encryption cryptsetup shows the header, tests the passphrases of the present key, and refuses all else; after it
+/// the new key has the passphrase.
+#[test]
+fn auth_volumes_in_reencryption_are_shown_and_left_alone() {
+    let bench = Bench::new();
+    let parameters = fast(SegmentKind::Auth { cipher: AuthCipher::Aegis256X4, unit_bytes: 4096 });
+    let (mut image, mut header) = ours(&bench, "image", &parameters, &CHEAP_ARGON2ID);
+    let unlocked = header.unlock(&mut image, b"first", None, &LIMITS).unwrap();
+    let random = &mut random(9);
+    header.add_key(&mut image, &unlocked.key, b"second", &CHEAP_ARGON2ID, random).unwrap();
+    let next =
+        header.begin_reencryption(&mut image, &unlocked.key, b"first", &CHEAP_ARGON2ID, random).unwrap();
+    assert_eq!(image.refusal(), Refusal::AuthReencryption);
+    assert!(
+        bench.opens("image", "first") && bench.opens("image", "second") && !bench.opens("image", "third")
+    );
+    let dump = bench.cryptsetup("luksDump image");
+    assert!(
+        ["hikyaku-auth-reencrypt", "2: luks2 (unbound)"].iter().all(|text| dump.contains(text)),
+        "{dump}"
+    );
+    let bytes = header.backup(&mut image).unwrap();
+    for refused in [
+        format!("luksAddKey {FAST} --key-file first image second"),
+        "reencrypt --force-offline-reencrypt --key-slot 0 --key-file first image".to_owned(),
+    ] {
+        let message = bench.try_cryptsetup(&refused).expect_err(&refused);
+        assert!(message.contains("requirements"), "{message}");
+    }
+    assert!(bytes == header.backup(&mut image).unwrap(), "nothing was changed");
+    header.finish_reencryption(&mut image, unlocked.slot, random).unwrap();
+    assert!(bench.opens("image", "first") && !bench.opens("image", "second"));
+    assert!(bench.volume_key("image", "first") == next.bytes());
+    let dump = bench.cryptsetup("luksDump image");
+    assert!(!dump.contains("reencrypt") && dump.contains("0: luks2") && !dump.contains("unbound"), "{dump}");
+}
+
 /// The key of `image`, and its data encrypted or decrypted by this project's XTS.
 fn cipher(image: &mut Image, passphrase: &str) -> (Xts, u64) {
     let header = image.header();

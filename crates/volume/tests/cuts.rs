@@ -7,7 +7,10 @@ use std::collections::{BTreeMap, HashMap};
 
 use sha2::{Digest as _, Sha256};
 use support::{CHEAP, Disk, LIMITS, Step, UNIT, made, random, reread, small};
-use volume::luks2::{Backup, Header, Place, Random, ReadError, UnlockError, format, read};
+use volume::luks2::{
+    AuthCipher, Backup, Format, Header, Place, Random, ReadError, Refusal, SegmentKind, UnlockError,
+    VolumeKey, format, read, read_in_reencryption,
+};
 
 /// Units whose subsets are all tried.
 const EXHAUSTIVE_UNITS_MAX: usize = 10;
@@ -38,7 +41,7 @@ impl Opener {
 
 fn open(image: &[u8]) -> Keys {
     let mut disk = Disk::new(image.to_vec());
-    let header = match read(&mut disk, Place::Attached) {
+    let header = match read_in_reencryption(&mut disk, Place::Attached) {
         Ok(header) => header,
         Err(ReadError::Refused(_)) => return None,
         Err(ReadError::Storage(error)) => match error {},
@@ -48,9 +51,13 @@ fn open(image: &[u8]) -> Keys {
 }
 
 fn passphrase(disk: &mut Disk, header: &Header, slot: u8) -> &'static str {
+    let is_next = header.facts().slots.iter().any(|facts| facts.slot == slot && facts.is_next);
     let opens = |passphrase: &&str| match header.unlock(disk, passphrase.as_bytes(), Some(slot), &LIMITS) {
         Ok(unlocked) => unlocked.slot == slot,
         Err(UnlockError::WrongPassphrase) => false,
+        Err(UnlockError::NoSuchSlot(_)) if is_next => {
+            header.unlock_next(disk, passphrase.as_bytes(), &LIMITS).is_ok()
+        }
         Err(error) => panic!("keyslot {slot}: {error}"),
     };
     PASSPHRASES.into_iter().find(opens).unwrap_or_else(|| panic!("keyslot {slot} opens with no passphrase"))
@@ -267,4 +274,75 @@ fn restore_where_no_header_is_left() {
     cut_everywhere(&before, &[None, keys(&[(0, "old"), (1, "other")])], 53, |disk, random| {
         backup.restore(disk, random).unwrap();
     });
+}
+
+/// A volume of type auth with keyslots 0 ("old") and 1 ("other").
+fn auth() -> Vec<u8> {
+    let segment = SegmentKind::Auth { cipher: AuthCipher::Aes256GcmSiv, unit_bytes: 4096 };
+    let parameters = Format { segment, ..small(4) };
+    let (mut disk, mut header, key) = made(&parameters, "old", 1);
+    header.add_key(&mut disk, &key, b"other", &CHEAP, &mut random(2)).unwrap();
+    disk.bytes
+}
+
+fn both_keys(disk: &mut Disk) -> (Header, VolumeKey, VolumeKey) {
+    let header = read_in_reencryption(disk, Place::Attached).unwrap();
+    let old = header.unlock(disk, b"other", None, &LIMITS).unwrap();
+    assert_eq!(old.slot, 1);
+    let next = header.unlock_next(disk, b"other", &LIMITS).unwrap();
+    (header, old.key, next)
+}
+
+#[test]
+fn reencryption_begins_and_ends() {
+    let old = keys(&[(0, "old"), (1, "other")]);
+    let both = keys(&[(0, "old"), (1, "other"), (2, "other")]);
+    let new = keys(&[(1, "other")]);
+    let before = auth();
+    let mut began = cut_everywhere(&before, &[old, both.clone()], 61, |disk, random| {
+        let mut header = reread(disk);
+        let key = header.unlock(disk, b"other", None, &LIMITS).unwrap().key;
+        let next = header.begin_reencryption(disk, &key, b"other", &CHEAP, random).unwrap();
+        assert!(header.is_in_reencryption() && next != key);
+    });
+    let refused = read(&mut began, Place::Attached).map(drop);
+    assert!(matches!(refused, Err(ReadError::Refused(Refusal::AuthReencryption))));
+    let (header, old_key, next_key) = both_keys(&mut began);
+    assert!(matches!(header.unlock_next(&mut began, b"old", &LIMITS), Err(UnlockError::WrongPassphrase)));
+    let ended = cut_everywhere(&began.bytes, &[both, new], 62, |disk, random| {
+        let (mut header, ..) = both_keys(disk);
+        header.finish_reencryption(disk, 1, random).unwrap();
+        assert!(!header.is_in_reencryption());
+    });
+    let mut ended = Disk::new(ended.bytes);
+    let header = reread(&mut ended);
+    let key = header.unlock(&mut ended, b"other", None, &LIMITS).unwrap().key;
+    assert!(key == next_key && key != old_key);
+    let start = 32 << 10;
+    let areas = start..start + 2 * support::AREA_BYTES as usize;
+    for unit in areas.step_by(UNIT) {
+        assert_ne!(ended.bytes[unit..][..UNIT], before[unit..][..UNIT], "old keyslots are overwritten");
+    }
+    // Once more, with the number of the digest that became free.
+    let mut header = header;
+    header.begin_reencryption(&mut ended, &key, b"other", &CHEAP, &mut random(63)).unwrap();
+    header.finish_reencryption(&mut ended, 1, &mut random(64)).unwrap();
+    assert!(reread(&mut ended).unlock(&mut ended, b"other", None, &LIMITS).unwrap().key != key);
+}
+
+/// A token keeps the keyslot whose passphrase stays, and loses the others.
+#[test]
+fn tokens_after_reencryption() {
+    let mut disk = Disk::new(auth());
+    support::edit(&mut disk, |json| {
+        json["tokens"]["0"] = serde_json::json!({ "type": "test", "keyslots": ["0", "1"] });
+        json["keyslots"]["1"]["priority"] = serde_json::json!(2);
+    });
+    let mut header = reread(&mut disk);
+    let key = header.unlock(&mut disk, b"other", None, &LIMITS).unwrap().key;
+    header.begin_reencryption(&mut disk, &key, b"other", &CHEAP, &mut random(71)).unwrap();
+    header.finish_reencryption(&mut disk, 1, &mut random(72)).unwrap();
+    let facts = reread(&mut disk).facts();
+    assert_eq!(facts.tokens[0].slots, [1]);
+    assert_eq!(facts.slots[0].priority, volume::luks2::Priority::Preferred);
 }

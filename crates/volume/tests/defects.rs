@@ -100,6 +100,7 @@ fn defects_of_the_json() {
         auth
     };
     let mandatory = |name: &str| json!({ "mandatory": [name] });
+    let moving = json!({ "mandatory": ["hikyaku-auth-v1", "hikyaku-auth-reencrypt"] });
     let zeros = |bytes: usize| {
         let alphabet = "A".repeat(bytes.div_ceil(3) * 4 - (3 - bytes % 3) % 3);
         json!(alphabet + &"=".repeat((3 - bytes % 3) % 3))
@@ -333,6 +334,39 @@ fn defects_of_the_json() {
             "requirement_reencrypt_offline",
             vec![("/config/requirements", mandatory("offline-reencrypt"))],
             "=the volume is in re-encryption",
+        ),
+        (
+            "requirement_auth_reencrypt_of_crypt",
+            vec![("/config/requirements", mandatory("hikyaku-auth-reencrypt"))],
+            "=the volume is in re-encryption; `cryptsetup",
+        ),
+        (
+            "auth_reencrypt_without_next",
+            vec![("/segments/0", auth.clone()), ("/config/requirements", moving.clone())],
+            "=the volume is in re-encryption; `hikyaku",
+        ),
+        (
+            "auth_next_without_requirement",
+            vec![
+                ("/segments/0", with("next", json!("1"))),
+                ("/config/requirements", mandatory("hikyaku-auth-v1")),
+            ],
+            "=the volume is in re-encryption; `hikyaku",
+        ),
+        (
+            "auth_next_without_digest",
+            vec![("/segments/0", with("next", json!("1"))), ("/config/requirements", moving.clone())],
+            "no digest for the next key",
+        ),
+        (
+            "auth_next_is_the_present_one",
+            vec![("/segments/0", with("next", json!("0"))), ("/config/requirements", moving.clone())],
+            "digest 0 is of no next key",
+        ),
+        (
+            "auth_next_is_no_number",
+            vec![("/segments/0", with("next", json!("01"))), ("/config/requirements", moving.clone())],
+            "segments.0.next is not a number",
         ),
         (
             "requirement_opal",

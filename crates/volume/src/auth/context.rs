@@ -189,6 +189,22 @@ impl ContextPage {
         second.fill(0);
     }
 
+    /// Makes these the two versions of the block.
+    pub(super) fn set_two(&mut self, cipher: Cipher, index: usize, contexts: [&Context; 2]) {
+        self.unwritten &= !(1 << index);
+        let (first, second) = self.slots_mut(cipher, index);
+        contexts[0].emit(cipher, first);
+        contexts[1].emit(cipher, second);
+    }
+
+    /// Makes the block an error: no slot is valid.
+    pub(super) fn set_void(&mut self, cipher: Cipher, index: usize) {
+        self.unwritten &= !(1 << index);
+        let (first, second) = self.slots_mut(cipher, index);
+        first.fill(0);
+        second.fill(0);
+    }
+
     /// Adds `context` in the slot that does not hold the version `kept`.
     pub(super) fn set_beside(
         &mut self,

@@ -43,6 +43,21 @@ impl Keys {
 
     /// Keys of the blocks and of what describes them.
     pub(super) fn of_epoch(&self, layout: &Layout, epoch: u32) -> EpochKeys {
+        let parameters = Self::parameters(layout, epoch);
+        EpochKeys {
+            data: expand(&self.extracted, "data", &parameters),
+            unwritten: expand(&self.extracted, "unwritten", &parameters),
+            meta: expand(&self.extracted, "meta", &parameters),
+            ledger: expand(&self.extracted, "freshness", &parameters),
+        }
+    }
+
+    /// The key of what only a re-encryption to these keys writes.
+    pub(super) fn of_reencryption(&self, layout: &Layout, epoch: u32) -> Key {
+        expand(&self.extracted, "reencryption", &Self::parameters(layout, epoch))
+    }
+
+    fn parameters(layout: &Layout, epoch: u32) -> Parameters {
         let mut parameters = Parameters::default();
         parameters.name(layout.cipher).number(b'u', u64::from(layout.unit.bytes()));
         parameters.number(b'a', layout.segment).number(b'c', layout.capacity);
@@ -50,12 +65,7 @@ impl Keys {
             parameters.number(b'o', area);
         }
         parameters.number(b'e', u64::from(epoch));
-        EpochKeys {
-            data: expand(&self.extracted, "data", &parameters),
-            unwritten: expand(&self.extracted, "unwritten", &parameters),
-            meta: expand(&self.extracted, "meta", &parameters),
-            ledger: expand(&self.extracted, "freshness", &parameters),
-        }
+        parameters
     }
 }
 

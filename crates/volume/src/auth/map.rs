@@ -63,13 +63,19 @@ impl Groups {
     /// Takes the bits of a page. The error is the sector that does not verify.
     pub(super) fn parse_page(&mut self, keys: &EpochKeys, page: u64, bytes: &[u8]) -> Result<(), u64> {
         for (sector, bytes) in (page * 8..).zip(bytes.chunks_exact(SECTOR_BYTES)) {
-            let (bits, tag) = bytes.split_at(MAP_BITS_BYTES);
-            if !keys::is_equal(tag, &keys::tag(&keys.meta, "map", sector, bits)) {
-                return Err(sector);
-            }
-            for (index, byte) in (sector as usize * MAP_BITS_BYTES..).zip(bits) {
-                self.set_byte(index, *byte);
-            }
+            self.parse_sector(keys, sector, bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Takes the bits of a sector; the error is its number.
+    pub(super) fn parse_sector(&mut self, keys: &EpochKeys, sector: u64, bytes: &[u8]) -> Result<(), u64> {
+        let (bits, tag) = bytes.split_at(MAP_BITS_BYTES);
+        if !keys::is_equal(tag, &keys::tag(&keys.meta, "map", sector, bits)) {
+            return Err(sector);
+        }
+        for (index, byte) in (sector as usize * MAP_BITS_BYTES..).zip(bits) {
+            self.set_byte(index, *byte);
         }
         Ok(())
     }

@@ -10,6 +10,9 @@ pub(super) const WRITER_BYTES: usize = 16;
 const UNCLEAN_MAX: usize = 24;
 const FLAG_CLOSED: u32 = 1;
 const TAG_AT: usize = SECTOR_BYTES - TAG_BYTES;
+/// Most bytes of [`Superblock::content`].
+pub(super) const CONTENT_BYTES_MAX: usize = 264;
+const PURPOSE: &str = "superblock";
 
 /// State of a volume that changes with each session, not with each write.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,6 +72,11 @@ impl Superblock {
     }
 
     pub(super) fn emit(&self, keys: &Keys) -> [u8; SECTOR_BYTES] {
+        seal(keys, PURPOSE, self.content())
+    }
+
+    /// The bytes before the zeroes.
+    pub(super) fn content(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(SECTOR_BYTES);
         bytes.extend_from_slice(MAGIC);
         for number in [self.sequence, self.blocks, self.capacity, self.journal_from] {
@@ -83,18 +91,16 @@ impl Superblock {
             bytes.extend_from_slice(&first.to_le_bytes());
             bytes.extend_from_slice(&last.to_le_bytes());
         }
-        bytes.resize(TAG_AT, 0);
-        let tag = keys::tag(keys.superblock(), "superblock", 0, &bytes);
-        bytes.extend_from_slice(&tag);
-        bytes.try_into().expect("512 bytes")
+        bytes
     }
 
     /// `None` if the bytes do not verify.
     pub(super) fn parse(keys: &Keys, bytes: &[u8]) -> Option<Self> {
-        let (content, tag) = bytes.get(..SECTOR_BYTES)?.split_at(TAG_AT);
-        if !keys::is_equal(tag, &keys::tag(keys.superblock(), "superblock", 0, content)) {
-            return None;
-        }
+        Self::of_content(open(keys, PURPOSE, bytes)?)
+    }
+
+    /// Parses a sector without its tag, which is not verified here.
+    pub(super) fn of_content(content: &[u8]) -> Option<Self> {
         let u64_at = |at: usize| u64::from_le_bytes(content[at..at + 8].try_into().expect("8 bytes"));
         let u32_at = |at: usize| u32::from_le_bytes(content[at..at + 4].try_into().expect("4 bytes"));
         let count = u32_at(52) as usize;
@@ -121,4 +127,19 @@ impl Superblock {
     }
 }
 
-const _: () = assert!(72 + 8 * UNCLEAN_MAX <= TAG_AT);
+/// A sector of this content with the tag of `purpose`.
+pub(super) fn seal(keys: &Keys, purpose: &str, mut content: Vec<u8>) -> [u8; SECTOR_BYTES] {
+    content.resize(TAG_AT, 0);
+    let tag = keys::tag(keys.superblock(), purpose, 0, &content);
+    content.extend_from_slice(&tag);
+    content.try_into().expect("512 bytes")
+}
+
+/// The content of a sector, if it verifies.
+pub(super) fn open<'a>(keys: &Keys, purpose: &str, bytes: &'a [u8]) -> Option<&'a [u8]> {
+    let (content, tag) = bytes.get(..SECTOR_BYTES)?.split_at(TAG_AT);
+    keys::is_equal(tag, &keys::tag(keys.superblock(), purpose, 0, content)).then_some(content)
+}
+
+const _: () = assert!(72 + 8 * UNCLEAN_MAX <= CONTENT_BYTES_MAX);
+const _: () = assert!(CONTENT_BYTES_MAX < TAG_AT);

@@ -8,7 +8,7 @@ use zeroize::Zeroizing;
 
 use super::error::ChangeError;
 use super::hash::Hash;
-use super::header::{Copies, Header, read};
+use super::header::{Copies, Header, read_in_reencryption};
 use super::kdf::{DeriveError, Pbkdf, SALT_BYTES};
 use super::key::VolumeKey;
 use super::metadata::{Metadata, XTS, area_bytes};
@@ -91,8 +91,7 @@ impl Header {
         random: Random<'_>,
     ) -> Result<u8, ChangeError<S::Error>> {
         self.check_new(key, pbkdf)?;
-        let free = (0..SLOTS_MAX).find(|id| !self.metadata.slots.contains_key(id));
-        let id = free.ok_or(ChangeError::NoFreeSlot)?;
+        let id = self.free_slot().ok_or(ChangeError::NoFreeSlot)?;
         let slot = self.new_slot(storage, key, passphrase, pbkdf, random)?;
         let mut json = self.json.clone();
         member(&mut json, &["keyslots"]).insert(id.to_string(), slot.json.clone());
@@ -141,26 +140,22 @@ impl Header {
             return Err(ChangeError::LastSlot(slot));
         }
         let mut json = self.json.clone();
-        let name = slot.to_string();
-        member(&mut json, &["keyslots"]).shift_remove(&name);
-        for referring in ["digests", "tokens"] {
-            for object in member(&mut json, &[referring]).values_mut() {
-                if let Some(slots) = object.get_mut("keyslots").and_then(Value::as_array_mut) {
-                    slots.retain(|id| id.as_str() != Some(&name));
-                }
-            }
-        }
+        remove_slot(&mut json, slot);
         self.put(storage, json, None, random)?;
         wipe(storage, area, random).map_err(ChangeError::Storage)
     }
 
-    fn check_new<E>(&self, key: &VolumeKey, pbkdf: &Pbkdf) -> Result<(), ChangeError<E>> {
+    pub(super) fn free_slot(&self) -> Option<u8> {
+        (0..SLOTS_MAX).find(|id| !self.metadata.slots.contains_key(id))
+    }
+
+    pub(super) fn check_new<E>(&self, key: &VolumeKey, pbkdf: &Pbkdf) -> Result<(), ChangeError<E>> {
         pbkdf.check(u64::MAX)?;
         if self.has_key(key)? { Ok(()) } else { Err(ChangeError::WrongKey) }
     }
 
     /// A keyslot in an area that no other keyslot has.
-    fn new_slot<S: Storage>(
+    pub(super) fn new_slot<S: Storage>(
         &self,
         storage: &S,
         key: &VolumeKey,
@@ -176,7 +171,7 @@ impl Header {
 
     /// Makes `json` the header's. The area of `new` is durable before a header refers to it. Another program may have
     /// taken the same free area, so the header is read again before the area is written, too.
-    fn put<S: Storage>(
+    pub(super) fn put<S: Storage>(
         &mut self,
         storage: &mut S,
         json: Map<String, Value>,
@@ -206,13 +201,26 @@ impl Header {
     }
 
     fn check_unchanged<S: Storage>(&self, storage: &mut S) -> Result<(), ChangeError<S::Error>> {
-        let now = read(storage, self.place)?;
+        let now = read_in_reencryption(storage, self.place)?;
         if now.binary == self.binary && now.json == self.json { Ok(()) } else { Err(ChangeError::Changed) }
     }
 }
 
+/// Removes a keyslot, and its number where digests and tokens refer to it.
+pub(super) fn remove_slot(json: &mut Map<String, Value>, slot: u8) {
+    let name = slot.to_string();
+    member(json, &["keyslots"]).shift_remove(&name);
+    for referring in ["digests", "tokens"] {
+        for object in member(json, &[referring]).values_mut() {
+            if let Some(slots) = object.get_mut("keyslots").and_then(Value::as_array_mut) {
+                slots.retain(|id| id.as_str() != Some(&name));
+            }
+        }
+    }
+}
+
 /// An object in JSON that was checked.
-fn member<'a>(json: &'a mut Map<String, Value>, path: &[&str]) -> &'a mut Map<String, Value> {
+pub(super) fn member<'a>(json: &'a mut Map<String, Value>, path: &[&str]) -> &'a mut Map<String, Value> {
     path.iter().fold(json, |json, name| {
         json.get_mut(*name).and_then(Value::as_object_mut).expect("an object that was checked")
     })

@@ -20,6 +20,8 @@ pub enum Refusal {
     Truncated,
     #[error("the volume is in re-encryption; `cryptsetup reencrypt` completes it")]
     Reencryption,
+    #[error("the volume is in re-encryption; `hikyaku volume reencrypt` completes it")]
+    AuthReencryption,
     #[error("the header demands {0}, which this version lacks")]
     Requirement(String),
     #[error("a segment of type {0}")]

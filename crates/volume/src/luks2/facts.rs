@@ -34,6 +34,8 @@ pub struct SlotFacts {
     pub slot: u8,
     /// Whether it holds the volume's key, not another.
     pub is_bound: bool,
+    /// Whether it holds the key that the volume's re-encryption moves to.
+    pub is_next: bool,
     pub priority: Priority,
     pub key_bits: usize,
     pub pbkdf: Pbkdf,
@@ -53,6 +55,7 @@ impl Header {
         let slots = metadata.slots.iter().map(|(id, slot)| SlotFacts {
             slot: *id,
             is_bound: metadata.digest.slots.contains(id),
+            is_next: metadata.next.as_ref().is_some_and(|next| next.slots.contains(id)),
             priority: slot.priority,
             key_bits: 8 * slot.key_bytes,
             pbkdf: slot.kdf,

@@ -167,10 +167,7 @@ impl Format<'_> {
     }
 
     fn json(&self, key: &VolumeKey, slot: &Value, random: Random<'_>) -> Map<String, Value> {
-        let mut salt = [0; SALT_BYTES];
-        random(&mut salt);
-        let mut digest = vec![0; DIGEST_HASH.bytes()];
-        DIGEST_HASH.pbkdf2(key.bytes(), &salt, self.digest_iterations, &mut digest);
+        let digest = digest(key, self.digest_iterations, ("0", &["0"]), random);
         let offset = self.data_offset_bytes.to_string();
         let segment = match self.segment {
             SegmentKind::Crypt { sector_bytes } => json!({
@@ -186,15 +183,7 @@ impl Format<'_> {
             "keyslots": { "0": slot },
             "tokens": {},
             "segments": { "0": segment },
-            "digests": { "0": {
-                "type": "pbkdf2",
-                "keyslots": ["0"],
-                "segments": ["0"],
-                "hash": DIGEST_HASH.name(),
-                "iterations": self.digest_iterations,
-                "salt": to_base64(&salt),
-                "digest": to_base64(&digest),
-            } },
+            "digests": { "0": digest },
             "config": {
                 "json_size": (self.header_bytes - BINARY_BYTES as u64).to_string(),
                 "keyslots_size": self.keyslots_bytes.to_string(),
@@ -206,6 +195,28 @@ impl Format<'_> {
         }
         json
     }
+}
+
+/// The digest of a key that a keyslot holds and that segments have.
+pub(super) fn digest(
+    key: &VolumeKey,
+    iterations: u32,
+    (slot, segments): (&str, &[&str]),
+    random: Random<'_>,
+) -> Value {
+    let mut salt = [0; SALT_BYTES];
+    random(&mut salt);
+    let mut digest = vec![0; DIGEST_HASH.bytes()];
+    DIGEST_HASH.pbkdf2(key.bytes(), &salt, iterations, &mut digest);
+    json!({
+        "type": "pbkdf2",
+        "keyslots": [slot],
+        "segments": segments,
+        "hash": DIGEST_HASH.name(),
+        "iterations": iterations,
+        "salt": to_base64(&salt),
+        "digest": to_base64(&digest),
+    })
 }
 
 /// A UUID of version 4 (RFC 9562 §5.4).

@@ -41,6 +41,15 @@ pub struct Header {
 
 /// Reads and checks the header of a volume.
 pub fn read<S: Storage>(storage: &mut S, place: Place) -> Result<Header, ReadError<S::Error>> {
+    let header = read_in_reencryption(storage, place)?;
+    if header.is_in_reencryption() { Err(Refusal::AuthReencryption.into()) } else { Ok(header) }
+}
+
+/// As [`read()`], also of a volume in re-encryption, whose blocks have either of two keys: nothing but the re-encryption may use it.
+pub fn read_in_reencryption<S: Storage>(
+    storage: &mut S,
+    place: Place,
+) -> Result<Header, ReadError<S::Error>> {
     let (Copy { binary, json, metadata }, copies) = copies::read(storage)?;
     let metadata = metadata?;
     if place == Place::Attached && metadata.segment.offset_bytes == 0 {

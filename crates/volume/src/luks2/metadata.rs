@@ -10,7 +10,7 @@ use super::error::{Refusal, quoted};
 use super::hash::Hash;
 use super::kdf::{Argon2Costs, Pbkdf, SALT_BYTES};
 use super::object::{Object, malformed};
-use super::{AUTH_REQUIREMENT, AUTH_SEGMENT, SLOTS_MAX};
+use super::{AUTH_REQUIREMENT, AUTH_SEGMENT, REENCRYPTION_REQUIREMENT, SLOTS_MAX};
 pub use crate::auth::Cipher as AuthCipher;
 
 pub(super) const XTS: &str = "aes-xts-plain64";
@@ -25,8 +25,10 @@ const KEY_BYTES_MAX: u32 = 512;
 /// Bytes of the digest of a volume key in LUKS1, whatever the hash; `cryptsetup convert` keeps them.
 const LUKS1_DIGEST_BYTES: usize = 20;
 const TOKENS_MAX: u8 = 32;
-const DIGESTS_MAX: u8 = 32;
+pub(super) const DIGESTS_MAX: u8 = 32;
 const SEGMENTS_MAX: u8 = 32;
+/// Member of a segment of [`AUTH_SEGMENT`] in re-encryption: the number of the digest of its next key.
+pub(super) const NEXT: &str = "next";
 
 /// Where a volume's data lies.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -82,7 +84,7 @@ pub(super) fn area_bytes(key_bytes: usize) -> u64 {
     (material_bytes(key_bytes) as u64).next_multiple_of(AREA_ALIGNMENT)
 }
 
-/// The digest of the volume key, and the keyslots that hold this key.
+/// The digest of a volume key, and the keyslots that hold this key.
 #[derive(Clone, Debug)]
 pub(super) struct Digest {
     pub(super) id: u8,
@@ -106,6 +108,8 @@ pub(super) struct Metadata {
     pub(super) tokens: Vec<Token>,
     pub(super) segment: Segment,
     pub(super) digest: Digest,
+    /// Of a volume in re-encryption, the key that it moves to.
+    pub(super) next: Option<Digest>,
     pub(super) requirements: Vec<String>,
     pub(super) flags: Vec<String>,
     /// The area of all keyslots.
@@ -121,18 +125,23 @@ impl Metadata {
         let segment = segment(&root, &requirements)?;
         let keyslots = keyslots_area(&config, header_bytes, &segment)?;
         let slots = slots(&root, &keyslots)?;
-        let digest = digest(&root, &slots)?;
+        let next = next(&root, &requirements, &segment)?;
+        let (digest, next) = digests(&root, &slots, next)?;
         let tokens = tokens(&root, &slots)?;
         let flags = if config.has("flags") { config.texts("flags")? } else { Vec::new() };
         let flags = flags.into_iter().map(str::to_owned).collect();
-        let this = Self { slots, tokens, segment, digest, requirements, flags, keyslots };
+        let this = Self { slots, tokens, segment, digest, next, requirements, flags, keyslots };
         this.check_key()?;
         Ok(this)
     }
 
     /// The keyslots of the volume key.
     pub(super) fn bound(&self) -> impl Iterator<Item = (u8, &Keyslot)> {
-        self.digest.slots.iter().map(|id| (*id, &self.slots[id]))
+        self.bound_to(&self.digest)
+    }
+
+    pub(super) fn bound_to(&self, digest: &Digest) -> impl Iterator<Item = (u8, &Keyslot)> {
+        digest.slots.iter().map(|id| (*id, &self.slots[id]))
     }
 
     /// Bytes of the volume key; `None` without a keyslot.
@@ -142,7 +151,8 @@ impl Metadata {
 
     fn check_key(&self) -> Result<(), Refusal> {
         let first = self.key_bytes();
-        for (id, slot) in self.bound() {
+        let next = self.next.iter().flat_map(|next| self.bound_to(next));
+        for (id, slot) in self.bound().chain(next) {
             if !XTS_KEY_BYTES.contains(&slot.key_bytes) {
                 return Err(cipher(format!("the key of keyslot {id}"), XTS, slot.key_bytes));
             }
@@ -164,7 +174,7 @@ fn requirements(config: &Object<'_>) -> Result<Vec<String>, Refusal> {
     }
     let requirements = config.object("requirements")?;
     let mandatory = if requirements.has("mandatory") { requirements.texts("mandatory")? } else { Vec::new() };
-    let unknown = mandatory.iter().find(|name| **name != AUTH_REQUIREMENT);
+    let unknown = mandatory.iter().find(|name| ![AUTH_REQUIREMENT, REENCRYPTION_REQUIREMENT].contains(name));
     match unknown {
         None => Ok(mandatory.into_iter().map(str::to_owned).collect()),
         Some(name) if name.contains("reencrypt") => Err(Refusal::Reencryption),
@@ -330,8 +340,27 @@ fn pbkdf(kdf: &Object<'_>) -> Result<Pbkdf, Refusal> {
     })
 }
 
-fn digest(root: &Object<'_>, slots: &BTreeMap<u8, Keyslot>) -> Result<Digest, Refusal> {
-    let mut found = None;
+/// The digest of the next key of a volume in re-encryption. The requirement or the segment is enough to refuse it elsewhere.
+fn next(root: &Object<'_>, requirements: &[String], segment: &Segment) -> Result<Option<u8>, Refusal> {
+    let is_required = requirements.iter().any(|name| name == REENCRYPTION_REQUIREMENT);
+    let SegmentKind::Auth { .. } = segment.kind else {
+        return if is_required { Err(Refusal::Reencryption) } else { Ok(None) };
+    };
+    let object = root.object("segments")?.object("0")?;
+    match (is_required, object.has(NEXT)) {
+        (false, false) => Ok(None),
+        (true, true) => object.id(NEXT, DIGESTS_MAX).map(Some),
+        _ => Err(Refusal::AuthReencryption),
+    }
+}
+
+/// The digest of the segment's key and, by its number, that of the next one.
+fn digests(
+    root: &Object<'_>,
+    slots: &BTreeMap<u8, Keyslot>,
+    next: Option<u8>,
+) -> Result<(Digest, Option<Digest>), Refusal> {
+    let (mut found, mut found_next) = (None, None);
     for (id, digest) in root.numbered("digests", DIGESTS_MAX)? {
         let bound = digest.ids("keyslots", SLOTS_MAX)?;
         let segments = digest.ids("segments", SEGMENTS_MAX)?;
@@ -343,8 +372,12 @@ fn digest(root: &Object<'_>, slots: &BTreeMap<u8, Keyslot>) -> Result<Digest, Re
         if name != "pbkdf2" {
             return Err(Refusal::DigestType(quoted(name)));
         }
-        if segments.is_empty() {
+        let is_next = next == Some(id);
+        if segments.is_empty() && !is_next {
             continue;
+        }
+        if is_next && (bound.is_empty() || !segments.is_empty()) {
+            return Err(malformed(format!("digest {id} is of no next key")));
         }
         let parsed = Digest {
             id,
@@ -357,11 +390,19 @@ fn digest(root: &Object<'_>, slots: &BTreeMap<u8, Keyslot>) -> Result<Digest, Re
         if ![LUKS1_DIGEST_BYTES, parsed.hash.bytes()].contains(&parsed.digest.len()) {
             return Err(malformed(format!("digest {id} has {} bytes", parsed.digest.len())));
         }
-        if found.replace(parsed).is_some() {
+        let place = if is_next { &mut found_next } else { &mut found };
+        if place.replace(parsed).is_some() {
             return Err(malformed("two digests of one segment"));
         }
     }
-    found.ok_or_else(|| malformed("no digest for the segment"))
+    if next.is_some() && found_next.is_none() {
+        return Err(malformed("no digest for the next key"));
+    }
+    let found = found.ok_or_else(|| malformed("no digest for the segment"))?;
+    if found_next.iter().any(|next| next.slots.iter().any(|slot| found.slots.contains(slot))) {
+        return Err(malformed("a keyslot of two keys"));
+    }
+    Ok((found, found_next))
 }
 
 fn tokens(root: &Object<'_>, slots: &BTreeMap<u8, Keyslot>) -> Result<Vec<Token>, Refusal> {

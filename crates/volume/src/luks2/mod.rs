@@ -24,6 +24,7 @@ mod kdf;
 mod key;
 mod metadata;
 mod object;
+mod reencrypt;
 mod unlock;
 
 pub use backup::{Backup, RestoreError};
@@ -31,7 +32,7 @@ pub use error::{ChangeError, ReadError, Refusal, UnlockError};
 pub use facts::{Facts, SlotFacts, TokenFacts};
 pub use format::{Format, FormatError, HEADER_AREA_BYTES, format};
 pub use hash::Hash;
-pub use header::{Copies, Header, Place, read};
+pub use header::{Copies, Header, Place, read, read_in_reencryption};
 pub use kdf::{
     Argon2Costs, CostError, DeriveError, KDF_LANES_MAX, KDF_MEMORY_BYTES_MAX, KDF_WRITTEN_BYTES_MAX,
     PBKDF2_ITERATIONS_MAX, Pbkdf, SALT_BYTES,
@@ -44,6 +45,8 @@ pub use unlock::{Limits, Unlocked};
 pub const SLOTS_MAX: u8 = 32;
 /// The requirement that keeps other programs from opening or changing a volume of type `auth`.
 pub const AUTH_REQUIREMENT: &str = "hikyaku-auth-v1";
+/// The requirement of such a volume in re-encryption, beside the other one.
+pub const REENCRYPTION_REQUIREMENT: &str = "hikyaku-auth-reencrypt";
 /// The type of the segment of such a volume.
 pub const AUTH_SEGMENT: &str = "hikyaku-auth";
 

@@ -85,6 +85,11 @@ impl<'a> Object<'a> {
         integer.ok_or_else(|| self.missing(name, "an integer"))
     }
 
+    /// A number below `limit`, as a string.
+    pub(super) fn id(&self, name: &str, limit: u8) -> Result<u8, Refusal> {
+        id(self.text(name)?, limit).ok_or_else(|| self.missing(name, "a number"))
+    }
+
     pub(super) fn hash(&self, name: &str) -> Result<Hash, Refusal> {
         let text = self.text(name)?;
         Hash::from_name(text).ok_or_else(|| Refusal::Hash(super::error::quoted(text)))

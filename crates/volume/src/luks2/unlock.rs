@@ -38,11 +38,22 @@ impl Header {
         slot: Option<u8>,
         limits: &Limits,
     ) -> Result<Unlocked, UnlockError<S::Error>> {
-        let metadata = &self.metadata;
-        let digest = &metadata.digest;
+        self.unlock_of(&self.metadata.digest, storage, passphrase, slot, limits)
+    }
+
+    /// As [`Self::unlock`], of the key of a digest.
+    pub(super) fn unlock_of<S: Storage>(
+        &self,
+        digest: &Digest,
+        storage: &mut S,
+        passphrase: &[u8],
+        slot: Option<u8>,
+        limits: &Limits,
+    ) -> Result<Unlocked, UnlockError<S::Error>> {
+        let bound = self.metadata.bound_to(digest);
         let mut slots: Vec<_> = match slot {
-            Some(slot) => metadata.bound().filter(|(id, _)| *id == slot).collect(),
-            None => metadata.bound().filter(|(_, slot)| slot.priority != Priority::Ignored).collect(),
+            Some(slot) => bound.filter(|(id, _)| *id == slot).collect(),
+            None => bound.filter(|(_, slot)| slot.priority != Priority::Ignored).collect(),
         };
         match slot {
             Some(slot) if slots.is_empty() => return Err(UnlockError::NoSuchSlot(slot)),

@@ -9,6 +9,7 @@ mod grow;
 mod machine;
 mod pages;
 mod random;
+mod reencrypt;
 mod requests;
 mod tamper;
 mod vectors;

@@ -108,3 +108,19 @@ pub fn made(parameters: &Format<'_>, passphrase: &str, seed: u64) -> (Disk, Head
 pub fn reread(disk: &mut Disk) -> Header {
     read(disk, Place::Attached).expect("a header that is accepted")
 }
+
+/// Changes the JSON of both copies, which have 16 KiB.
+pub fn edit(disk: &mut Disk, change: impl Fn(&mut serde_json::Value)) {
+    use sha2::{Digest as _, Sha256};
+    for copy in disk.bytes[..32 << 10].chunks_mut(16 << 10) {
+        let end = UNIT + copy[UNIT..].iter().position(|byte| *byte == 0).expect("JSON ends with a zero byte");
+        let mut json = serde_json::from_slice(&copy[UNIT..end]).expect("JSON");
+        change(&mut json);
+        let text = json.to_string();
+        copy[UNIT..].fill(0);
+        copy[UNIT..][..text.len()].copy_from_slice(text.as_bytes());
+        copy[448..512].fill(0);
+        let sum = Sha256::digest(&*copy);
+        copy[448..480].copy_from_slice(&sum);
+    }
+}
