@@ -20,6 +20,8 @@ const CIPHERS: [&str; 2] = ["aes256-gcm-siv", "aegis-256x4"];
 /// What the storage keeps whole when power fails, in bytes.
 const UNITS: [u64; 2] = [512, 4096];
 const BLOCK: u64 = 4096;
+/// Where the segment begins, behind the header.
+const SEGMENT: u64 = 16 << 20;
 /// Power cuts of each volume in a sample and in a full run.
 const CUTS: usize = 10;
 const CUTS_FULL: usize = 2500;
@@ -102,8 +104,20 @@ fn copies(context: &Context, cipher: &'static str, unit: u64) -> Result<()> {
     context.ours(&words, LIMIT)?.success()?;
     server.running.signal(libc::SIGTERM)?;
     server.running.finish(LIMIT)?.success()?;
+    ensure!(is_closed(&place.path("sealed.img"))?, "the server left the volume open");
     place.compare(context, &plain, &sealed)?.success()?;
     Ok(())
+}
+
+/// Whether the last to write the volume has closed it, by the superblock that counts.
+fn is_closed(image: &Path) -> Result<bool> {
+    let file = File::open(image)?;
+    let mut copies = [[0; 512]; 2];
+    for (at, copy) in (0..).zip(&mut copies) {
+        file.read_exact_at(copy, SEGMENT + at * BLOCK)?;
+    }
+    let sequence = |copy: &&[u8; 512]| u64::from_le_bytes(copy[8..16].try_into().expect("8 bytes"));
+    Ok(copies.iter().max_by_key(sequence).expect("two copies")[48] & 1 == 1)
 }
 
 /// The power fails in the middle of overlapping writes, discards and flushes; nothing that was flushed is lost.
@@ -181,7 +195,7 @@ fn changes_by_the_provider(context: &Context, cipher: &'static str, unit: u64) -
     place.compare(context, &plain, &sealed)?.expect(1)?.says("block 10 does not verify")?;
     restore(one, BLOCK)?;
     // The same block of another volume, with its context and all else.
-    let start = 16 << 20;
+    let start = SEGMENT;
     file.write_all_at(&other[start as usize..], start)?;
     let refused = place.compare(context, &plain, &sealed)?;
     ensure!(matches!(refused.code, Some(1 | 6)), "another volume's blocks: {}", refused.text());
@@ -341,7 +355,7 @@ fn older_states(context: &Context, cipher: &'static str, unit: u64) -> Result<()
     let new_volume = "open it without the option freshness=, and copy it into a new volume";
     compare()?.expect(6)?.says("an older state of the volume")?.says(new_volume)?;
     // Behind superblock and map: contexts and data.
-    let (map, data) = ((16 << 20) + 8192, now.len() - BYTES as usize);
+    let (map, data) = (SEGMENT as usize + 8192, now.len() - BYTES as usize);
     std::fs::write(&image, [&now[..map + 4096], &old[map + 4096..]].concat())?;
     compare()?.expect(1)?.says("an older state of block 0")?.says(new_volume)?;
     std::fs::write(&image, [&now[..data], &old[data..]].concat())?;

@@ -7,7 +7,9 @@
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use block::{Completion, Endpoint, IoError, Kind, OpenError, Request, RequestId, State, wait_ready};
+use block::{
+    Completion, Endpoint, IoError, Kind, OpenError, Request, RequestId, State, close_all, wait_ready,
+};
 use io::{Io, Owner, Token};
 
 use super::config::ServeError;
@@ -180,6 +182,14 @@ impl Units {
             outstanding += 1;
         }
         outstanding
+    }
+
+    /// Ends what the endpoints have with their storage: sessions, and the use of a volume, which otherwise counts as one
+    /// that a crash ended.
+    pub(super) fn close(&mut self, io: &mut Io) {
+        let mut endpoints: Vec<&mut dyn Endpoint> =
+            self.endpoints.iter_mut().map(|(_, unit)| &mut **unit as _).collect();
+        close_all(io, &mut endpoints);
     }
 
     pub(super) fn name_of(&self, slot: usize) -> String {

@@ -178,10 +178,12 @@ impl Worker {
         if !self.unfinished.is_empty() {
             return Err(ServeError::Unfinished(self.unfinished.join("; ")));
         }
-        let Self { io, slots, units, panics, .. } = self;
+        let Self { mut io, slots, mut units, panics, .. } = self;
         // The waker has one area, and a remote unit has those that its connection receives and sends with.
         let expected = 1 + 2 * units.endpoints.count();
-        drop((slots, units));
+        drop(slots);
+        units.close(&mut io);
+        drop(units);
         debug_assert!(
             panics > 0 || io.pool().borrowed() <= expected,
             "{} areas did not come back",
