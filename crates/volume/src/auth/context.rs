@@ -37,6 +37,11 @@ impl Generation {
         self.0 & 3
     }
 
+    /// Whether it can be that of a version: generation 0 is of slots that are void or unwritten.
+    fn is_version(self) -> bool {
+        self.session() != 0 && self.turn() < 3
+    }
+
     /// The generation of the version after this one, sealed by `session`.
     pub(super) fn next(self, session: u32) -> Self {
         if self.session() == session {
@@ -85,22 +90,35 @@ impl Context {
             tag: tag.try_into().expect("16 bytes"),
         }
     }
-
-    /// Whether it can be the context of a version: generation 0 is of slots that are void or unwritten.
-    fn is_version(&self) -> bool {
-        self.generation.session() != 0 && self.generation.turn() < 3
-    }
 }
 
-/// What a pair of slots says of its block.
+/// What a pair of slots says of its block; each version by its context, or by less of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Pair {
+pub(super) enum Pair<T = Context> {
     Unwritten,
-    One(Context),
+    One(T),
     /// The later version first.
-    Two(Context, Context),
+    Two(T, T),
     /// No slot is valid: storage or provider changed it.
     Invalid,
+}
+
+/// One of the two slots of a pair, and the generation in it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Version<'a> {
+    pub(super) generation: Generation,
+    slot: &'a [u8],
+}
+
+impl<T> Pair<T> {
+    fn map<U>(self, of: impl Fn(T) -> U) -> Pair<U> {
+        match self {
+            Self::Unwritten => Pair::Unwritten,
+            Self::One(version) => Pair::One(of(version)),
+            Self::Two(later, earlier) => Pair::Two(of(later), of(earlier)),
+            Self::Invalid => Pair::Invalid,
+        }
+    }
 }
 
 /// Most blocks of a page: of each there is a bit.
@@ -167,12 +185,17 @@ impl ContextPage {
 
     /// The pair of the block that is the `index`th of the page.
     pub(super) fn pair(&self, cipher: Cipher, index: usize) -> Pair {
+        self.versions(cipher, index).map(|version| Context::parse(cipher, version.slot))
+    }
+
+    /// As [`Self::pair`], without the contexts.
+    pub(super) fn versions(&self, cipher: Cipher, index: usize) -> Pair<Version<'_>> {
         if self.unwritten >> index & 1 == 1 {
             return Pair::Unwritten;
         }
         let (first, second) = self.slots(cipher, index);
-        let (left, right) = (Context::parse(cipher, first), Context::parse(cipher, second));
-        match (left.is_version(), right.is_version()) {
+        let (left, right) = (Version::of(first), Version::of(second));
+        match (left.generation.is_version(), right.generation.is_version()) {
             (true, true) if right.generation.is_after(left.generation) => Pair::Two(right, left),
             (true, true) => Pair::Two(left, right),
             (true, false) if is_zero(second) => Pair::One(left),
@@ -214,7 +237,7 @@ impl ContextPage {
         kept: Option<Generation>,
     ) {
         let (first, second) = self.slots_mut(cipher, index);
-        let is_kept = kept == Some(Context::parse(cipher, first).generation);
+        let is_kept = kept == Some(Version::of(first).generation);
         context.emit(cipher, if is_kept { second } else { first });
     }
 
@@ -233,8 +256,16 @@ impl ContextPage {
     }
 }
 
+impl<'a> Version<'a> {
+    fn of(slot: &'a [u8]) -> Self {
+        let bits = slot.first_chunk().expect("a slot begins with 4 bytes");
+        Self { generation: Generation(u32::from_le_bytes(*bits)), slot }
+    }
+}
+
+/// Looks at all bytes, so that it is done by vectors.
 fn is_zero(bytes: &[u8]) -> bool {
-    bytes.iter().all(|byte| *byte == 0)
+    bytes.iter().fold(0, |all, byte| all | byte) == 0
 }
 
 /// The tags of unwritten blocks of a page.

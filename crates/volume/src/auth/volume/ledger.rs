@@ -5,8 +5,10 @@
 //! after the round. So a crash leaves a storage that the tags describe, or one between the two states that the log has;
 //! [`Restore`] then takes one of both states for each block, by the data that the storage has.
 
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
+
+use foldhash::{HashMap, HashSet};
 
 use super::super::batch::Batch;
 use super::super::context::{ContextPage, Pair};
@@ -119,8 +121,8 @@ impl Ledger {
             pending: None,
             redo: None,
             map: Vec::new(),
-            tags: HashMap::new(),
-            loads: HashMap::new(),
+            tags: HashMap::default(),
+            loads: HashMap::default(),
         }
     }
 

@@ -15,8 +15,10 @@ mod opening;
 mod requests;
 mod round;
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::VecDeque;
 use std::ops::Range;
+
+use foldhash::{HashMap, HashSet};
 
 use thiserror::Error;
 
@@ -371,7 +373,7 @@ impl<E: Clone> Volume<E> {
             is_claim_repeated: false,
             lost: None,
             initialised: Groups::new(1),
-            pending: HashSet::new(),
+            pending: HashSet::default(),
             cache: Cache::default(),
             ahead: Ahead::default(),
             pool: Pool::new(),
@@ -383,7 +385,7 @@ impl<E: Clone> Volume<E> {
             late: Vec::new(),
             journal_batch: 0,
             turns: Turns::default(),
-            requests: HashMap::new(),
+            requests: HashMap::default(),
             ready: VecDeque::new(),
             stalled: VecDeque::new(),
             loading: Vec::new(),
@@ -393,7 +395,7 @@ impl<E: Clone> Volume<E> {
             arrivals: 0,
             actions: VecDeque::new(),
             queued: VecDeque::new(),
-            in_flight: HashMap::new(),
+            in_flight: HashMap::default(),
             next_operation: 0,
             writebacks: 0,
         };

@@ -4,7 +4,9 @@
 //! first context with that number is written. It ends with the volume closed, or without. After a failure this module
 //! reads everything again, as after a crash; the next write begins another session.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use foldhash::HashSet;
 
 use super::super::ahead::Ahead;
 use super::super::batch::Entry;
@@ -166,7 +168,7 @@ impl<E: Clone> Volume<E> {
             step: Step::FirstBarrier,
             read: BTreeMap::new(),
             pieces: VecDeque::new(),
-            seen: HashSet::new(),
+            seen: HashSet::default(),
             found: Vec::new(),
         });
         if self.is_read_only {

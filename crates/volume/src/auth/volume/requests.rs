@@ -1,7 +1,8 @@
 //! Requests: from their turn on their blocks to their completion.
 
-use std::collections::HashMap;
 use std::ops::Range;
+
+use foldhash::HashMap;
 
 use super::super::batch::Entry;
 use super::super::cache::RUN_PAGES_MAX;
@@ -55,6 +56,16 @@ enum Stage {
     Flushing,
 }
 
+/// What a write has to know of a block as it is before it.
+#[derive(Clone, Copy)]
+struct Present {
+    is_written: bool,
+    /// Which of two versions the storage has is not known.
+    is_unclear: bool,
+    /// The version that the next one follows.
+    base: Option<Generation>,
+}
+
 impl Active {
     pub(super) fn is_close(&self) -> bool {
         self.request == Request::Close
@@ -85,7 +96,7 @@ impl<E: Clone> Volume<E> {
             is_early: false,
             slots: Vec::new(),
             grants: Vec::new(),
-            resolved: HashMap::new(),
+            resolved: HashMap::default(),
             is_examined: false,
             examined: Vec::new(),
         };
@@ -166,9 +177,14 @@ impl<E: Clone> Volume<E> {
         match result {
             Ok(contexts) if holds => {
                 assert_eq!(contexts.len(), grants.len(), "a context for each block");
+                let mut last_page = None;
                 for ((context, (place, base)), block) in contexts.iter().zip(grants).zip(blocks) {
                     match place {
-                        Place::Storage => self.enter_fresh(block, *context),
+                        Place::Storage => {
+                            let page = self.layout.page_of(block);
+                            let is_new_page = last_page.replace(page) != Some(page);
+                            self.enter_fresh(block, *context, is_new_page);
+                        }
                         Place::Slot(slot) => self.enter(block, Entry { slot, context: *context, base }),
                     }
                 }
@@ -213,12 +229,15 @@ impl<E: Clone> Volume<E> {
         !slots.is_empty()
     }
 
-    fn enter_fresh(&mut self, block: u64, context: Context) {
+    /// `is_new_page`: the block entered before it was of another page.
+    fn enter_fresh(&mut self, block: u64, context: Context, is_new_page: bool) {
         let page = self.layout.page_of(block);
         if self.pending.contains(&self.layout.group_of(block)) {
             let index = self.layout.index_in_page(block);
             self.cache.pinned(page).set_only(self.layout.cipher, index, &context);
-            self.cache.set_dirty(page);
+            if is_new_page {
+                self.cache.set_dirty(page);
+            }
         } else {
             self.open.fresh.insert(block, context);
             if self.open.fresh_pages.insert(page) {
@@ -401,9 +420,9 @@ impl<E: Clone> Volume<E> {
         if !self.pin_pages(id, blocks.clone()) {
             return self.loading.push(id);
         }
-        let sources = self.sources(blocks);
+        let present = self.present(id, blocks);
         if !self.requests[&id].is_examined {
-            let examined = self.to_examine(id, &sources);
+            let examined = self.to_examine(id, &present);
             if !examined.is_empty() {
                 self.share(id, examined.iter().map(|(_, source)| source));
                 self.send_out(id);
@@ -413,31 +432,33 @@ impl<E: Clone> Volume<E> {
                 return;
             }
         }
-        self.grant(id, &sources);
+        self.grant(id, &present);
     }
 
     /// Hands out places and generations for the blocks of a write, if there is room for all of them.
-    fn grant(&mut self, id: RequestId, sources: &[Source]) {
+    fn grant(&mut self, id: RequestId, present: &[Present]) {
         let blocks = self.blocks(id);
-        let is_held: Vec<bool> = sources.iter().map(|source| *source != Source::Zeroes).collect();
-        let held = is_held.iter().filter(|is_held| **is_held).count();
+        let held = present.iter().filter(|present| present.is_written).count();
         let has_room = held <= self.pool.free() as usize
             && self.open.entries.len() + self.open.reserved + held <= self.layout.batch_blocks_max()
             && self.open.pages.len() < self.batch_pages_max();
         let has_fresh_room =
             self.open.fresh.len() < FRESH_BLOCKS_MAX && self.open.fresh_pages.len() < self.fresh_pages_max();
-        if (held > 0 && !has_room) || (held < is_held.len() && !has_fresh_room) {
+        if (held > 0 && !has_room) || (held < present.len() && !has_fresh_room) {
             self.wants_round = true;
             return self.stall(id);
         }
         let session = self.superblock.session;
-        let (mut runs, mut generations, mut grants) = (Vec::new(), Vec::new(), Vec::new());
+        let mut runs = Vec::new();
+        let (mut generations, mut grants) =
+            (Vec::with_capacity(present.len()), Vec::with_capacity(present.len()));
         let mut slots = Vec::with_capacity(held);
         let mut free = 0..0;
         for (index, block) in blocks.enumerate() {
-            let place = if is_held[index] {
+            let Present { is_written, base, .. } = present[index];
+            let place = if is_written {
                 if free.is_empty() {
-                    let wanted = is_held[index..].iter().take_while(|is_held| **is_held).count();
+                    let wanted = present[index..].iter().take_while(|present| present.is_written).count();
                     free = self.pool.take(wanted as u32).expect("enough slots are free");
                 }
                 let slot = free.next().expect("a slot was taken");
@@ -446,7 +467,6 @@ impl<E: Clone> Volume<E> {
             } else {
                 Place::Storage
             };
-            let base = self.base(&self.requests[&id], block, sources[index]);
             generations.push(base.map_or_else(|| Generation::new(session, 0), |base| base.next(session)));
             grants.push((place, base));
             add_to_runs(&mut runs, block, place);
@@ -629,13 +649,55 @@ impl<E: Clone> Volume<E> {
     }
 
     /// The blocks of a write whose content or version must be known before it is sealed.
-    fn to_examine(&self, id: RequestId, sources: &[Source]) -> Vec<(u64, Source)> {
+    fn to_examine(&self, id: RequestId, present: &[Present]) -> Vec<(u64, Source)> {
         let request = &self.requests[&id];
-        let blocks = request.blocks.clone().zip(sources).filter_map(|(block, source)| {
-            let is_unclear = matches!(source, Source::Stored(Candidates { other: Some(_), .. }));
-            (is_unclear || request.covers_in_part(block)).then_some((block, *source))
-        });
-        blocks.collect()
+        let blocks = request.blocks.clone().zip(present);
+        let blocks = blocks.filter(|(block, present)| present.is_unclear || request.covers_in_part(*block));
+        blocks.map(|(block, _)| (block, self.source(block).expect("its page is pinned"))).collect()
+    }
+
+    /// What a write has to know of the blocks, whose pages are pinned.
+    fn present(&self, id: RequestId, blocks: Range<u64>) -> Vec<Present> {
+        let request = &self.requests[&id];
+        if self.has_any(&blocks) {
+            let present = blocks.map(|block| {
+                let source = self.source(block).expect("its page is pinned");
+                let is_unclear = matches!(source, Source::Stored(Candidates { other: Some(_), .. }));
+                let base = self.base(request, block, source);
+                Present { is_written: source != Source::Zeroes, is_unclear, base }
+            });
+            return present.collect();
+        }
+        let mut present = Vec::with_capacity((blocks.end - blocks.start) as usize);
+        for page in self.layout.pages_of(&blocks) {
+            let in_page = self.layout.blocks_of(page, &blocks);
+            // The write has touched its groups.
+            let contexts = self.cache.peek(page).expect("its page is pinned");
+            let first = self.layout.index_in_page(in_page.start);
+            for (index, block) in (first..).zip(in_page) {
+                let versions = contexts.versions(self.layout.cipher, index);
+                let is_written = versions != Pair::Unwritten;
+                let (latest, is_unclear) = match versions {
+                    Pair::Unwritten | Pair::Invalid => (None, false),
+                    Pair::One(only) => (Some(only.generation), false),
+                    Pair::Two(later, _) => (Some(later.generation), self.is_unclear(later.generation)),
+                };
+                let resolved = request.resolved.get(&block).copied().filter(|_| latest.is_some());
+                present.push(Present { is_written, is_unclear, base: resolved.unwrap_or(latest) });
+            }
+        }
+        present
+    }
+
+    /// Whether the other version of a pair may be the stored one.
+    fn is_unclear(&self, later: Generation) -> bool {
+        self.ledger.is_none() && self.superblock.is_unclean(later.session())
+    }
+
+    /// Whether a batch says anything of one of the blocks.
+    fn has_any(&self, blocks: &Range<u64>) -> bool {
+        let batches = [Some(&self.open), self.round.as_ref().map(|round| &round.batch)];
+        batches.into_iter().flatten().any(|batch| batch.has_any(blocks))
     }
 
     /// The version that the next one of a block follows: the one in storage when the next one is written.
@@ -655,9 +717,7 @@ impl<E: Clone> Volume<E> {
 
     /// Where the contents of blocks are whose pages are pinned.
     fn sources(&self, blocks: Range<u64>) -> Vec<Source> {
-        let mut batches =
-            [Some(&self.open), self.round.as_ref().map(|round| &round.batch)].into_iter().flatten();
-        if batches.any(|batch| batch.has_any(&blocks)) {
+        if self.has_any(&blocks) {
             return blocks.map(|block| self.source(block).expect("its page is pinned")).collect();
         }
         let mut sources = Vec::with_capacity((blocks.end - blocks.start) as usize);
@@ -706,9 +766,8 @@ impl<E: Clone> Volume<E> {
             Pair::Invalid => Source::Invalid,
             Pair::One(context) => Source::Stored(Candidates { first: context, other: None }),
             Pair::Two(later, earlier) => {
-                let is_unclear =
-                    self.ledger.is_none() && self.superblock.is_unclean(later.generation.session());
-                Source::Stored(Candidates { first: later, other: is_unclear.then_some(earlier) })
+                let other = self.is_unclear(later.generation).then_some(earlier);
+                Source::Stored(Candidates { first: later, other })
             }
         }
     }

@@ -5,8 +5,10 @@
 //! map, and the data of overwritten blocks; discards. A second barrier ends the round if a flush waits for it; otherwise
 //! the barrier of the next round makes these writes durable.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
+
+use foldhash::HashSet;
 
 use super::super::batch::{Batch, Entry};
 use super::super::cache::RUN_PAGES_MAX;
@@ -186,12 +188,13 @@ impl<E: Clone> Volume<E> {
         for (block, entry) in &round.batch.entries {
             let (block, entry) = (*block, *entry);
             let (page, index) = (self.layout.page_of(block), self.layout.index_in_page(block));
-            let pair = self.pair(block).expect("a page of a batch is pinned");
+            let contexts = self.cache.peek(page).expect("a page of a batch is pinned");
+            let is_unwritten = contexts.versions(cipher, index) == Pair::Unwritten;
             if round.setting.contains(&self.layout.group_of(block)) {
                 self.cache.pinned(page).set_only(cipher, index, &entry.context);
                 self.cache.set_dirty(page);
                 slots.add(self.layout.data_offset(block), entry.slot);
-            } else if pair == Pair::Unwritten {
+            } else if is_unwritten {
                 round.batch.fresh.insert(block, entry.context);
                 slots.add(self.layout.data_offset(block), entry.slot);
             } else if self.late.binary_search(&block).is_ok() {
