@@ -1,5 +1,5 @@
-//! An endpoint whose requests are waited for one after another, with a loop of its own: for headers and other metadata,
-//! before any data moves.
+//! An endpoint whose requests are waited for, with a loop of its own: for headers and other metadata before any data
+//! moves, and for re-encryption. Parts of one long request are in flight together.
 
 use area::{PoolLimits, Span};
 use io::Io;
@@ -9,10 +9,13 @@ use crate::{
     wait_ready,
 };
 
-/// Memory of the loop: requests have at most [`REQUEST_BYTES_MAX`] bytes, one at a time.
+/// Memory of the loop.
 const POOL: PoolLimits = PoolLimits { bytes_max: 64 << 20 };
 /// Longest request; longer reads and writes are split.
 const REQUEST_BYTES_MAX: usize = 1 << 20;
+/// Requests of one read or write that are in flight together.
+const REQUESTS_MAX: usize = 32;
+const _: () = assert!(REQUESTS_MAX * REQUEST_BYTES_MAX < POOL.bytes_max);
 
 /// Dropped, it logs out of remote storage.
 pub struct Blocking {
@@ -36,49 +39,65 @@ impl Blocking {
 
     pub fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), IoError> {
         let step = self.step();
-        for (index, part) in into.chunks_mut(step).enumerate() {
-            let span = self.area(part.len())?;
-            self.wait(Kind::Read { offset: offset + (index * step) as u64, into: span.clone() })?;
-            span.read(0, part);
+        for (offset, group) in
+            (offset..).step_by(step * REQUESTS_MAX).zip(into.chunks_mut(step * REQUESTS_MAX))
+        {
+            let spans = self.areas(group.len(), step)?;
+            let offsets = (offset..).step_by(step);
+            let kinds = offsets.zip(&spans).map(|(offset, span)| Kind::Read { offset, into: span.clone() });
+            self.wait(kinds.collect())?;
+            for (span, part) in spans.iter().zip(group.chunks_mut(step)) {
+                span.read(0, part);
+            }
         }
         Ok(())
     }
 
     pub fn write(&mut self, offset: u64, from: &[u8]) -> Result<(), IoError> {
         let step = self.step();
-        for (index, part) in from.chunks(step).enumerate() {
-            let span = self.area(part.len())?;
-            span.fill(0, part);
-            self.wait(Kind::Write { offset: offset + (index * step) as u64, from: span, durable: false })?;
+        for (offset, group) in (offset..).step_by(step * REQUESTS_MAX).zip(from.chunks(step * REQUESTS_MAX)) {
+            let spans = self.areas(group.len(), step)?;
+            for (span, part) in spans.iter().zip(group.chunks(step)) {
+                span.fill(0, part);
+            }
+            let offsets = (offset..).step_by(step);
+            let kinds = offsets.zip(spans).map(|(offset, from)| Kind::Write { offset, from, durable: false });
+            self.wait(kinds.collect())?;
         }
         Ok(())
     }
 
     pub fn flush(&mut self) -> Result<(), IoError> {
-        self.wait(Kind::Flush)
+        self.wait(vec![Kind::Flush])
     }
 
     fn step(&self) -> usize {
         REQUEST_BYTES_MAX.min(self.endpoint.capability().max_transfer_bytes as usize)
     }
 
-    fn area(&self, length: usize) -> Result<Span, IoError> {
+    /// Memory for `length` bytes in parts of `step`.
+    fn areas(&self, length: usize, step: usize) -> Result<Vec<Span>, IoError> {
         let none = || IoError::new(IoErrorKind::Other, "no memory for a request");
-        self.io.pool().take(length).ok_or_else(none)
+        let parts = (0..length).step_by(step).map(|at| step.min(length - at));
+        parts.map(|bytes| self.io.pool().take(bytes).ok_or_else(none)).collect()
     }
 
-    fn wait(&mut self, kind: Kind) -> Result<(), IoError> {
-        let mut done: Vec<Completion> = Vec::new();
-        self.endpoint.submit(&mut self.io, Request { id: 0, kind }, &mut done);
+    /// Performs these together, and ends when all have ended; the error is that of the first one that failed.
+    fn wait(&mut self, kinds: Vec<Kind>) -> Result<(), IoError> {
+        let (requests, mut done) = (kinds.len(), Vec::<Completion>::new());
+        for (id, kind) in (0..).zip(kinds) {
+            self.endpoint.submit(&mut self.io, Request { id, kind }, &mut done);
+        }
         let (mut router, mut events) = (Router::new(), Vec::new());
         router.add_endpoint(&*self.endpoint, ());
-        while done.is_empty() {
+        while done.len() < requests {
             self.io.turn_for(|owner| router.route(owner).is_some(), None, &mut events)?;
             for event in events.drain(..) {
                 self.endpoint.on_event(&mut self.io, event, &mut done);
             }
         }
-        done.remove(0).result
+        done.sort_by_key(|completion| completion.id);
+        done.into_iter().try_for_each(|completion| completion.result)
     }
 }
 

@@ -14,7 +14,7 @@ use tempfile::TempDir;
 use volume::Storage;
 use volume::luks2::{
     Argon2Costs, AuthCipher, Backup, ChangeError, Copies, Format, Hash, Header, Pbkdf, Place, Priority,
-    ReadError, Refusal, SegmentKind, UnlockError, format, read,
+    ReadError, Refusal, SegmentKind, UnlockError, VolumeKey, format, read,
 };
 use xts::Xts;
 
@@ -506,8 +506,9 @@ fn auth_volumes_in_reencryption_are_shown_and_left_alone() {
     let unlocked = header.unlock(&mut image, b"first", None, &LIMITS).unwrap();
     let random = &mut random(9);
     header.add_key(&mut image, &unlocked.key, b"second", &CHEAP_ARGON2ID, random).unwrap();
-    let next =
-        header.begin_reencryption(&mut image, &unlocked.key, b"first", &CHEAP_ARGON2ID, random).unwrap();
+    let next = VolumeKey::random(64, random);
+    let keys = [&unlocked.key, &next];
+    header.begin_reencryption(&mut image, keys, b"first", &CHEAP_ARGON2ID, random).unwrap();
     assert_eq!(image.refusal(), Refusal::AuthReencryption);
     assert!(
         bench.opens("image", "first") && bench.opens("image", "second") && !bench.opens("image", "third")

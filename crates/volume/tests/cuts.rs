@@ -302,7 +302,8 @@ fn reencryption_begins_and_ends() {
     let mut began = cut_everywhere(&before, &[old, both.clone()], 61, |disk, random| {
         let mut header = reread(disk);
         let key = header.unlock(disk, b"other", None, &LIMITS).unwrap().key;
-        let next = header.begin_reencryption(disk, &key, b"other", &CHEAP, random).unwrap();
+        let next = VolumeKey::random(32, random);
+        header.begin_reencryption(disk, [&key, &next], b"other", &CHEAP, random).unwrap();
         assert!(header.is_in_reencryption() && next != key);
     });
     let refused = read(&mut began, Place::Attached).map(drop);
@@ -318,6 +319,8 @@ fn reencryption_begins_and_ends() {
     let header = reread(&mut ended);
     let key = header.unlock(&mut ended, b"other", None, &LIMITS).unwrap().key;
     assert!(key == next_key && key != old_key);
+    let old_header = reread(&mut Disk::new(before.clone()));
+    assert!(!header.has_key_of(&old_header) && old_header.has_key_of(&reread(&mut Disk::new(auth()))));
     let start = 32 << 10;
     let areas = start..start + 2 * support::AREA_BYTES as usize;
     for unit in areas.step_by(UNIT) {
@@ -325,7 +328,8 @@ fn reencryption_begins_and_ends() {
     }
     // Once more, with the number of the digest that became free.
     let mut header = header;
-    header.begin_reencryption(&mut ended, &key, b"other", &CHEAP, &mut random(63)).unwrap();
+    let next = VolumeKey::random(32, &mut random(65));
+    header.begin_reencryption(&mut ended, [&key, &next], b"other", &CHEAP, &mut random(63)).unwrap();
     header.finish_reencryption(&mut ended, 1, &mut random(64)).unwrap();
     assert!(reread(&mut ended).unlock(&mut ended, b"other", None, &LIMITS).unwrap().key != key);
 }
@@ -340,7 +344,8 @@ fn tokens_after_reencryption() {
     });
     let mut header = reread(&mut disk);
     let key = header.unlock(&mut disk, b"other", None, &LIMITS).unwrap().key;
-    header.begin_reencryption(&mut disk, &key, b"other", &CHEAP, &mut random(71)).unwrap();
+    let next = VolumeKey::random(32, &mut random(73));
+    header.begin_reencryption(&mut disk, [&key, &next], b"other", &CHEAP, &mut random(71)).unwrap();
     header.finish_reencryption(&mut disk, 1, &mut random(72)).unwrap();
     let facts = reread(&mut disk).facts();
     assert_eq!(facts.tokens[0].slots, [1]);

@@ -12,7 +12,7 @@ use tempfile::TempDir;
 
 use crate::files::random_file;
 use crate::pdu::{Session, cdb10};
-use crate::{Cases, Context, Output, Server, program, run, scratch};
+use crate::{Cases, Context, Output, Running, Server, program, run, scratch};
 
 const LIMIT: Duration = Duration::from_secs(120);
 const BYTES: u64 = 24 << 20;
@@ -379,6 +379,125 @@ fn older_states(context: &Context, cipher: &'static str, unit: u64) -> Result<()
     Ok(())
 }
 
+/// Re-encryption that is killed, and whose power fails, at points that the seed chooses: each time the volume goes on, opens only
+/// when it is complete, and has every byte.
+fn reencryption_is_cut(context: &Context, cipher: &'static str, unit: u64) -> Result<()> {
+    let place = Place::new(context, cipher, unit)?;
+    let mut random = context.rng(&format!("auth/reencryption/{cipher}/{unit}"));
+    let (image, pw) = (place.path("sealed.img"), place.pw().display().to_string());
+    let sealed = place.sealed("sealed.img", "");
+    let plain = random_file(place.path("plain"), BYTES, 41)?;
+    context.ours(&["copy", &plain.display().to_string(), &sealed, "--force"], LIMIT)?.success()?;
+    let reencrypt = |beneath: &str| {
+        let mut command = context.command();
+        command.args(["volume", "reencrypt", &format!("{}{beneath}", image.display())]);
+        command.args(["--password-file", &pw, "--pbkdf", "pbkdf2", "--iter-time", "1"]);
+        command
+    };
+    let (mut cuts, mut completed) = (0, 0);
+    for round in 0..context.amount(8, 400) {
+        let what = if round % 2 == 0 {
+            let mut running = Running::start(&mut reencrypt(""))?;
+            let after = Duration::from_millis(random.random_range(1..500));
+            std::thread::sleep(after);
+            running.kill();
+            format!("round {round}, killed after {after:?}")
+        } else {
+            let (after, seed) = (random.random_range(1..90), random.random::<u32>());
+            let output =
+                run(&mut reencrypt(&format!(",crash=after={after}:seed={seed}:unit={unit}")), LIMIT)?;
+            let what = format!("round {round}, after {after}, seed {seed}");
+            ensure!(matches!(output.code, Some(0 | 137)), "{what}: {}", output.text());
+            what
+        };
+        let info = ["volume", "info", &image.display().to_string(), "--json"];
+        let is_under_way = context.ours(&info, LIMIT)?.success()?.json()?["in_reencryption"] == true;
+        if is_under_way {
+            cuts += 1;
+            let refused = place.compare(context, &plain, &sealed)?.expect(6)?;
+            refused.says("`hikyaku volume reencrypt` completes it")?;
+            // Some of the cuts are followed by another one.
+            if random.random_range(0..3) == 0 {
+                continue;
+            }
+            run(&mut reencrypt(""), LIMIT)?.success()?;
+        }
+        completed += 1;
+        let compared = place.compare(context, &plain, &sealed)?;
+        ensure!(compared.code == Some(0), "{what}: {}", compared.text());
+    }
+    ensure!(cuts > 0 && completed > 0, "{cuts} cuts, {completed} volumes compared");
+    Ok(())
+}
+
+/// What is refused before and during a re-encryption, and a block that does not verify.
+fn reencryption_refuses(context: &Context) -> Result<()> {
+    let place = Place::new(context, CIPHERS[1], 4096)?;
+    let (image, pw) = (place.path("sealed.img").display().to_string(), place.pw().display().to_string());
+    let other = place.path("other");
+    crate::target::private_file(other.clone(), "another one")?;
+    let other = other.display().to_string();
+    let costs = ["--pbkdf", "pbkdf2", "--iter-time", "1"];
+    let volume = |words: &[&str]| context.ours(&[&["volume"], words].concat(), LIMIT);
+    let reencrypt = |image: &str, pw: &str, more: &[&str]| {
+        volume(&[&["reencrypt", image, "--password-file", pw], &costs[..], more].concat())
+    };
+    let luks2 = place.path("luks2.img").display().to_string();
+    let made = format!("{luks2},create");
+    let words = ["format", &made, "--type", "luks2", "--data-size", "1M", "--password-file", &pw];
+    volume(&[&words[..], &costs].concat())?.success()?;
+    reencrypt(&luks2, &pw, &[])?.expect(6)?.says("`cryptsetup reencrypt`")?;
+    reencrypt(&image, &other, &[])?.expect(4)?;
+    let sealed = place.sealed("sealed.img", "");
+    let plain = random_file(place.path("plain"), BYTES, 42)?;
+    context.ours(&["copy", &plain.display().to_string(), &sealed, "--force"], LIMIT)?.success()?;
+    let add = ["key", "add", &image, "--password-file", &pw, "--new-password-file", &other];
+    volume(&[&add[..], &costs].concat())?.success()?;
+    let backup = place.path("backup").display().to_string();
+    volume(&["header", "backup", &image, &backup])?.success()?;
+    reencrypt(&image, &pw, &[])?
+        .expect(6)?
+        .says("keyslot 1 has another passphrase")?
+        .says("--remove-keyslots")?;
+    place.compare(context, &plain, &sealed)?.success()?;
+    // The second block is another one: nothing around it moves until it is returned, or given up.
+    let file = OpenOptions::new().read(true).write(true).open(&image)?;
+    let at = file.metadata()?.len() - BYTES + BLOCK;
+    flip(&file, at)?;
+    let bad = reencrypt(&image, &pw, &["--remove-keyslots"])?.expect(1)?;
+    bad.says("the block at byte 4096 does not verify")?.says("--force")?;
+    place.compare(context, &plain, &sealed)?.expect(6)?.says("`hikyaku volume reencrypt`")?;
+    for words in [
+        &add[..],
+        &["passwd", &image, "--password-file", &pw, "--new-password-file", &other],
+        &["key", "remove", &image, "--slot", "1"],
+        &["grow", &image, "--password-file", &pw],
+        &["header", "backup", &image, &place.path("never").display().to_string()],
+        &["header", "restore", &image, &backup],
+    ] {
+        volume(words)?.expect(6)?.says("in re-encryption")?;
+    }
+    reencrypt(&image, &other, &[])?.expect(4)?.says("the one that the re-encryption began with")?;
+    let said = volume(&["info", &image])?.success()?.stdout;
+    ensure!(said.contains("0 of 39 groups of blocks are done"), "{said}");
+    let given_up = std::fs::read(&image)?;
+    reencrypt(&image, &pw, &["--force"])?.expect(7)?.says("4 KiB did not verify and were given up")?;
+    place.compare(context, &plain, &sealed)?.expect(1)?.says("block 1 does not verify")?;
+    std::fs::write(&image, given_up)?;
+    flip(&file, at)?;
+    let said = reencrypt(&image, &pw, &[])?.success()?.stdout;
+    ensure!(said.contains("24 MiB re-encrypted") && said.contains("removed: keyslot 1"), "{said}");
+    place.compare(context, &plain, &sealed)?.success()?;
+    let removed = sealed.replace(&pw, &other);
+    context.ours(&["info", &removed], LIMIT)?.expect(4)?;
+    // The old header is no use for what is there now.
+    volume(&["header", "restore", &image, &backup])?.expect(6)?.says("it has another key")?;
+    place.compare(context, &plain, &sealed)?.success()?;
+    volume(&["header", "restore", &image, &backup, "--force"])?.success()?;
+    place.compare(context, &plain, &sealed)?.expect(6)?.says("does not verify")?;
+    Ok(())
+}
+
 fn cryptsetup_sees_the_header(context: &Context) -> Result<()> {
     let place = Place::new(context, CIPHERS[0], 4096)?;
     let secret = place.path("secret");
@@ -450,6 +569,11 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
         cases.check(&format!("cuts-freshness-{cipher}-{unit}"), || cuts(context, cipher, unit, true));
         cases.check(&format!("older-states-{cipher}-{unit}"), || older_states(context, cipher, unit));
     }
+    for (cipher, unit) in CIPHERS.into_iter().zip(UNITS) {
+        let name = format!("reencryption-is-cut-{cipher}-{unit}");
+        cases.check(&name, || reencryption_is_cut(context, cipher, unit));
+    }
+    cases.check("reencryption-refuses", || reencryption_refuses(context));
     cases.check("grows", || grows(context));
     cases.check("cryptsetup-sees-the-header", || cryptsetup_sees_the_header(context));
     cases.check("a-view-is-the-volume-of-its-storage", || a_view_is_the_volume_of_its_storage(context));

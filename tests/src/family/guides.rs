@@ -304,6 +304,7 @@ fn volumes(context: &Context) -> Result<()> {
         (&*passwd, cheap(&passwd)),
         (&*add, cheap(&add)),
         ("--type auth", cheap("--type auth")),
+        ("volume reencrypt", cheap("volume reencrypt")),
         ("--data-size 1M", cheap("--data-size 1M")),
         ("64M", BYTES.to_string()),
         ("80M", (BYTES + (16 << 20)).to_string()),
@@ -331,6 +332,7 @@ fn volumes(context: &Context) -> Result<()> {
     prints(&page.types("Volumes that notice changes")?, "verified")?;
     same_file(&disk, &page.path("restored-auth.img"))?;
     prints(&page.types("Volumes that notice changes")?, "32 MiB; it had 16 MiB")?;
+    prints(&page.types("Another key")?, "the volume has a new key")?;
     page.types("Plaintext storage shown as a volume")?;
     let mut view = page.starts("Plaintext storage shown as a volume")?;
     is_ready(&mut view)?;

@@ -240,6 +240,8 @@ fn volume(context: &Context, place: &Place) -> Result<()> {
     let make =
         ["format", "sealed.img,create", "--data-size", "1M", "--type", "luks2", "--password-file", "pw"];
     let key = ["sealed.img", "--password-file", "pw", "--new-password-file", "pw"];
+    let of_auth =
+        ["format", "auth.img,create", "--data-size", "1M", "--type", "auth", "--password-file", "pw"];
     let argon2 = ["--pbkdf", "argon2id", "--pbkdf-memory", "64K", "--iter-time", "1"];
     for (schema, arguments) in [
         ("volume-format", [&make[..], &CHEAP].concat()),
@@ -250,6 +252,9 @@ fn volume(context: &Context, place: &Place) -> Result<()> {
         ("volume-header", vec!["header", "backup", "sealed.img", "header"]),
         ("volume-key", vec!["key", "remove", "sealed.img", "--slot", "0"]),
         ("volume-header", vec!["header", "restore", "sealed.img", "header"]),
+        ("volume-format", [&of_auth[..], &CHEAP].concat()),
+        ("volume-reencrypt", [&["reencrypt", "auth.img", "--password-file", "pw"], &CHEAP[..]].concat()),
+        ("volume-info", vec!["info", "auth.img"]),
     ] {
         let arguments = [&["volume"], &arguments[..]].concat();
         row(context, place, ("volume", schema, &arguments, 0))?;

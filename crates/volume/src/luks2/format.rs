@@ -105,8 +105,7 @@ pub fn format<S: Storage>(
     if size < needed {
         return Err(FormatError::TooSmall { size, needed });
     }
-    let mut key = VolumeKey::zeroed(format.key_bytes);
-    random(key.bytes_mut());
+    let key = VolumeKey::random(format.key_bytes, random);
     let slot = NewSlot::new(&key, passphrase, pbkdf, start, random)?;
     let json = format.json(&key, &slot.json, random);
     let uuid = format.uuid.map_or_else(|| random_uuid(random), str::to_ascii_lowercase);

@@ -72,6 +72,11 @@ impl Header {
         &self.binary.uuid
     }
 
+    /// Whether both headers are of one volume key, by its digest, which no change of keyslots changes.
+    pub fn has_key_of(&self, other: &Self) -> bool {
+        self.metadata.digest.of_key() == other.metadata.digest.of_key()
+    }
+
     /// Bytes of both copies and the keyslot area.
     pub fn size_bytes(&self) -> u64 {
         self.metadata.keyslots.end

@@ -6,11 +6,20 @@ use sha2::{Digest as _, Sha256};
 use subtle::ConstantTimeEq as _;
 use zeroize::Zeroizing;
 
+use super::Random;
+
 /// The key of a volume's data, 32 or 64 bytes, zeroed when dropped.
 #[derive(Clone)]
 pub struct VolumeKey(Zeroizing<Vec<u8>>);
 
 impl VolumeKey {
+    /// A new key of this length.
+    pub fn random(bytes: usize, random: Random<'_>) -> Self {
+        let mut key = Self::zeroed(bytes);
+        random(key.bytes_mut());
+        key
+    }
+
     pub(super) fn zeroed(bytes: usize) -> Self {
         Self(Zeroizing::new(vec![0; bytes]))
     }

@@ -20,35 +20,32 @@ impl Header {
         self.metadata.next.is_some()
     }
 
-    /// Adds a random key with a keyslot for `passphrase`, and refuses the volume to all but its re-encryption from now on. `key`
-    /// is the present one. Only for a segment of type `auth`.
+    /// Adds the key `next` with a keyslot for `passphrase`: from then on the volume is refused to all but its re-encryption. `key` is
+    /// the present one, of the same length. Only for a segment of type `auth`.
     pub fn begin_reencryption<S: Storage>(
         &mut self,
         storage: &mut S,
-        key: &VolumeKey,
+        [key, next]: [&VolumeKey; 2],
         passphrase: &[u8],
         pbkdf: &Pbkdf,
         random: Random<'_>,
-    ) -> Result<VolumeKey, ChangeError<S::Error>> {
+    ) -> Result<(), ChangeError<S::Error>> {
         assert!(matches!(self.metadata.segment.kind, SegmentKind::Auth { .. }), "a volume of type auth");
         assert!(!self.is_in_reencryption(), "one re-encryption at a time");
         self.check_new(key, pbkdf)?;
         let slot = self.free_slot().ok_or(ChangeError::NoFreeSlot)?.to_string();
-        let mut next = VolumeKey::zeroed(key.bytes().len());
-        random(next.bytes_mut());
-        let new = self.new_slot(storage, &next, passphrase, pbkdf, random)?;
+        let new = self.new_slot(storage, next, passphrase, pbkdf, random)?;
         let mut json = self.json.clone();
         member(&mut json, &["keyslots"]).insert(slot.clone(), new.json.clone());
         let digests = member(&mut json, &["digests"]);
         let id = (0..DIGESTS_MAX).map(|id| id.to_string()).find(|id| !digests.contains_key(id));
         let id = id.ok_or_else(|| malformed("no number for another digest is left"))?;
-        let digest = format::digest(&next, self.metadata.digest.iterations, (&slot, &[]), random);
+        let digest = format::digest(next, self.metadata.digest.iterations, (&slot, &[]), random);
         digests.insert(id.clone(), digest);
         member(&mut json, &["segments", "0"]).insert(NEXT.to_owned(), id.into());
         member(&mut json, &["config", "requirements"])
             .insert("mandatory".to_owned(), json!([AUTH_REQUIREMENT, REENCRYPTION_REQUIREMENT]));
-        self.put(storage, json, Some(&new), random)?;
-        Ok(next)
+        self.put(storage, json, Some(&new), random)
     }
 
     /// The key that a volume in re-encryption moves to, by the passphrase that it began with.

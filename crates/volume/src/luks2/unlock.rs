@@ -114,6 +114,11 @@ impl Digest {
         Pbkdf::Pbkdf2 { hash: self.hash, iterations: self.iterations }
     }
 
+    /// What tells keys apart: another digest of the same key has another salt.
+    pub(super) fn of_key(&self) -> (&[u8], &[u8]) {
+        (&self.salt, &self.digest)
+    }
+
     fn matches(&self, key: &VolumeKey) -> bool {
         let mut digest = vec![0; self.digest.len()];
         self.hash.pbkdf2(key.bytes(), &self.salt, self.iterations, &mut digest);

@@ -142,17 +142,28 @@ fn restore(context: &Context, args: &RestoreArgs) -> Result<Exit, Failure> {
     let (text, mut storage) = args.of.storage(context, Use::Replace, ATTEMPTED)?;
     let _lock = args.of.lock(context, ATTEMPTED)?;
     let uuid = backup.header().facts().uuid;
-    let there = luks2::read(&mut storage, args.of.place()).map(|header| header.facts().uuid);
-    match there {
-        Ok(there) if there == uuid => {}
+    let there = luks2::read(&mut storage, args.of.place());
+    match there.map(|there| (there.facts().uuid, there.has_key_of(backup.header()))) {
+        Ok((there, true)) if there == uuid => {}
         _ if args.force => {}
-        Ok(there) => {
+        Ok((there, false)) if there == uuid => {
+            let cause =
+                "it has another key than the file's header: the volume was re-encrypted, or made anew";
+            return Err(Failure::refused(ATTEMPTED, text, cause)
+                .hint("--force, if the storage holds the data of then: what has the present key is lost without its header"));
+        }
+        Ok((there, _)) => {
             let cause = format!("it holds the volume {there}, and the file has the header of {uuid}");
             return Err(
                 Failure::refused(ATTEMPTED, text, cause).hint("--force, if its header may be overwritten")
             );
         }
         Err(ReadError::Storage(cause)) => return Err(Failure::io(ATTEMPTED, text, &cause)),
+        Err(ReadError::Refused(refusal @ Refusal::AuthReencryption)) => {
+            let hint =
+                "complete it first: with another header the blocks that have the new key are lost (--force)";
+            return Err(Failure::refused(ATTEMPTED, text, refusal).hint(hint));
+        }
         Err(ReadError::Refused(refusal)) => {
             return Err(Failure::refused(ATTEMPTED, text, refusal)
                 .hint(format!("--force, if that is where the volume {uuid} was")));

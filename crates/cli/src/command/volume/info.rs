@@ -1,9 +1,10 @@
 //! `volume info`: what a header says. No key is needed, so none of it is proved.
 
 use serde_json::{Value, json};
+use volume::auth::Reencryption;
 use volume::luks2::{Copies, Pbkdf, Priority, SegmentKind, SlotFacts};
 
-use super::{OfVolume, Use};
+use super::{OfVolume, Opened, Use};
 use crate::context::Context;
 use crate::error::{Exit, Failure};
 use crate::{output, units};
@@ -24,7 +25,9 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
-    let opened = args.of.open(context, Use::Read, "read the volume's header of")?;
+    const ATTEMPTED: &str = "read the volume's header of";
+    let mut opened = args.of.open_in_reencryption(context, Use::Read, ATTEMPTED)?;
+    let moved = moved(args, &mut opened, ATTEMPTED)?;
     let facts = opened.header.facts();
     let (kind, sector) = match facts.segment.kind {
         SegmentKind::Crypt { sector_bytes } => ("luks2", sector_bytes),
@@ -54,6 +57,9 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
             "slots": facts.slots.iter().map(slot_object).collect::<Vec<_>>(),
             "tokens": facts.tokens.iter().map(|token| json!({ "token": token.token, "type": token.kind })).collect::<Vec<_>>(),
             "requirements": facts.requirements,
+            "in_reencryption": opened.header.is_in_reencryption(),
+            "groups_moved": moved.map(|(moved, _)| moved),
+            "groups": moved.map(|(_, groups)| groups),
         }));
         return Ok(Exit::Done);
     }
@@ -74,8 +80,29 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     if !facts.requirements.is_empty() {
         rows.push(("requirements".to_owned(), facts.requirements.join(", ")));
     }
+    if opened.header.is_in_reencryption() {
+        let moved = moved.map(|(moved, groups)| format!("{moved} of {groups} groups of blocks are done; "));
+        let text = "`hikyaku volume reencrypt` completes it";
+        rows.push(("re-encryption".to_owned(), moved.unwrap_or_default() + text));
+    }
     output::line(&output::pairs(&rows, output::columns()));
     Ok(Exit::Done)
+}
+
+/// Of a volume in re-encryption, the groups of blocks that have the new key, and all of them. `None`: it has not begun, or
+/// the data is elsewhere than the header.
+fn moved(args: &Args, opened: &mut Opened, attempted: &str) -> Result<Option<(u64, u64)>, Failure> {
+    let segment = opened.header.segment().clone();
+    let SegmentKind::Auth { cipher, .. } = segment.kind else { return Ok(None) };
+    let place = Reencryption::state_bytes(segment.offset_bytes);
+    let size = opened.storage.endpoint().capability().size_bytes;
+    if args.of.header.is_some() || !opened.header.is_in_reencryption() || place.end > size {
+        return Ok(None);
+    }
+    let mut state = vec![0; (place.end - place.start) as usize];
+    let read = opened.storage.read(place.start, &mut state);
+    read.map_err(|error| Failure::io(attempted, opened.text.clone(), &error))?;
+    Ok(Reencryption::unverified(cipher, &state))
 }
 
 fn slot_object(slot: &SlotFacts) -> Value {
@@ -109,6 +136,7 @@ fn slot_text(slot: &SlotFacts) -> String {
     };
     let name = slot.pbkdf.name();
     let note = match (slot.is_bound, slot.priority) {
+        (false, _) if slot.is_next => "; has the new key",
         (false, _) => "; does not open the data",
         (_, Priority::Ignored) => "; only if it is named",
         _ => "",

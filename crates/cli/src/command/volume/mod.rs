@@ -6,20 +6,21 @@ mod header;
 mod info;
 mod keys;
 mod pbkdf;
+mod reencrypt;
 
 use std::path::PathBuf;
 
 use block::layer::volume as layer;
-use block::{Blocking, Location, OpenError, OpenOptions, Spec};
+use block::{Blocking, IoError, Location, OpenError, OpenOptions, Spec};
 use clap::Subcommand;
 use host::{HeaderLock, HeaderLockError};
-use volume::luks2::{self, ChangeError, Header, Place, VolumeKey};
+use volume::luks2::{self, ChangeError, Header, Place, ReadError, UnlockError, VolumeKey};
 
 use crate::context::Context;
 use crate::endpoint::Named;
 use crate::error::{Exit, Failure};
 use crate::output;
-use crate::passphrase::{self, Source};
+use crate::passphrase::{self, Secret, Source};
 
 /// Make and open encrypted volumes on storage of others
 ///
@@ -44,6 +45,7 @@ enum Action {
     Grow(grow::Args),
     Passwd(keys::PasswdArgs),
     Key(keys::Args),
+    Reencrypt(reencrypt::Args),
     Header(header::Args),
 }
 
@@ -55,6 +57,7 @@ impl Args {
             Action::Grow(args) => args.json,
             Action::Passwd(args) => args.common.json,
             Action::Key(args) => args.json(),
+            Action::Reencrypt(args) => args.json,
             Action::Header(args) => args.json(),
         }
     }
@@ -67,6 +70,7 @@ pub(crate) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
         Action::Grow(args) => grow::run(context, args),
         Action::Passwd(args) => keys::passwd(context, args),
         Action::Key(args) => keys::run(context, args),
+        Action::Reencrypt(args) => reencrypt::run(context, args),
         Action::Header(args) => header::run(context, args),
     }
 }
@@ -146,8 +150,23 @@ impl OfVolume {
     }
 
     fn open(&self, context: &Context, used: Use, attempted: &str) -> Result<Opened, Failure> {
+        self.open_by(luks2::read, context, used, attempted)
+    }
+
+    /// As [`Self::open`], also a volume in re-encryption.
+    fn open_in_reencryption(&self, context: &Context, used: Use, attempted: &str) -> Result<Opened, Failure> {
+        self.open_by(luks2::read_in_reencryption, context, used, attempted)
+    }
+
+    fn open_by(
+        &self,
+        read: fn(&mut Blocking, Place) -> Result<Header, ReadError<IoError>>,
+        context: &Context,
+        used: Use,
+        attempted: &str,
+    ) -> Result<Opened, Failure> {
         let (text, mut storage) = self.storage(context, used, attempted)?;
-        let header = luks2::read(&mut storage, self.place()).map_err(|error| {
+        let header = read(&mut storage, self.place()).map_err(|error| {
             let mut failure = Failure::open(attempted, text.clone(), &layer::read_error(error));
             // As these commands name it.
             failure.hint = failure.hint.replace("header=FILE", "--header FILE");
@@ -194,27 +213,39 @@ impl Opened {
     /// The key, by the passphrase from `source`, and the slot that it opened.
     fn unlock(&mut self, source: &Source, attempted: &str) -> Result<(u8, VolumeKey), Failure> {
         let secret = source.read(&self.text)?;
-        let unlocked = self.header.unlock(&mut self.storage, &secret, None, &layer::limits());
-        match unlocked {
-            Ok(unlocked) => Ok((unlocked.slot, unlocked.key)),
-            Err(error) => {
-                let error = layer::unlock_error(error);
-                let failure = Failure::open(attempted, self.text.clone(), &error);
-                Err(match error {
-                    OpenError::Passphrase(_) => {
-                        failure.hint(source.advice(passphrase::ends_in_return(&secret)))
-                    }
-                    _ => failure,
-                })
-            }
+        self.unlock_by(&secret, source, attempted)
+    }
+
+    /// As [`Self::unlock`], by this passphrase from `source`.
+    fn unlock_by(
+        &mut self,
+        secret: &Secret,
+        source: &Source,
+        attempted: &str,
+    ) -> Result<(u8, VolumeKey), Failure> {
+        let unlocked = self.header.unlock(&mut self.storage, secret, None, &layer::limits());
+        let unlocked = unlocked.map_err(|error| {
+            self.locked(error, attempted, || source.advice(passphrase::ends_in_return(secret)))
+        })?;
+        Ok((unlocked.slot, unlocked.key))
+    }
+
+    /// The failure of an unlocking; `advice` is for a wrong passphrase.
+    fn locked(
+        &self,
+        error: UnlockError<IoError>,
+        attempted: &str,
+        advice: impl FnOnce() -> String,
+    ) -> Failure {
+        let error = layer::unlock_error(error);
+        let failure = Failure::open(attempted, self.text.clone(), &error);
+        match error {
+            OpenError::Passphrase(_) => failure.hint(advice()),
+            _ => failure,
         }
     }
 
-    fn changed<T>(
-        &self,
-        attempted: &str,
-        result: Result<T, ChangeError<block::IoError>>,
-    ) -> Result<T, Failure> {
+    fn changed<T>(&self, attempted: &str, result: Result<T, ChangeError<IoError>>) -> Result<T, Failure> {
         result.map_err(|error| match &error {
             ChangeError::Storage(cause) => Failure::io(attempted, self.text.clone(), cause),
             ChangeError::Changed => Failure::failed(attempted, self.text.clone(), &error)

@@ -1,0 +1,248 @@
+//! `volume reencrypt`: another key for all data, in place.
+
+use std::time::{Duration, Instant};
+
+use block::layer::volume as layer;
+use block::{Blocking, IoError};
+use job::Sample;
+use serde_json::json;
+use volume::auth::{self, BATCH_BLOCKS_MAX, BLOCK_BYTES, ReencryptError, Reencryption, ReencryptionProgress};
+use volume::luks2::{SegmentKind, VolumeKey};
+
+use super::{OfVolume, Opened, Passphrase, Use, done, named, pbkdf, random};
+use crate::context::Context;
+use crate::error::{Exit, Failure};
+use crate::passphrase::Secret;
+use crate::progress::Progress;
+use crate::{output, units};
+
+/// Give a volume another key, in place
+///
+/// All data of a volume of type auth is encrypted anew; its passphrase stays. An older copy of the header, and a passphrase of then,
+/// open nothing that is written from now on. Meanwhile the volume does not open: close it on all hosts first. A power cut or an
+/// interruption loses nothing, and the same command goes on. Other passphrases are removed, and a freshness file of the volume does
+/// not fit it afterwards. The storage's owner can keep copies of the old header and data: they open with the passphrases of then.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Examples:\n  hikyaku volume reencrypt /dev/sdx\n  hikyaku volume reencrypt auth.img --password-file pw --remove-keyslots"
+)]
+pub(super) struct Args {
+    #[command(flatten)]
+    of: OfVolume,
+
+    #[command(flatten)]
+    passphrase: Passphrase,
+
+    #[command(flatten)]
+    pbkdf: pbkdf::Args,
+
+    /// Remove the other passphrases, which cannot open the new key
+    #[arg(long)]
+    remove_keyslots: bool,
+
+    /// Give up blocks that do not verify: they stay errors, whatever the storage returns later
+    #[arg(long)]
+    force: bool,
+
+    /// Print JSON
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+const ATTEMPTED: &str = "re-encrypt";
+
+pub(super) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
+    let mut opened = args.of.open_in_reencryption(context, Use::Replace, ATTEMPTED)?;
+    let segment = opened.header.segment().clone();
+    let SegmentKind::Auth { cipher, unit_bytes } = segment.kind else {
+        let cause = "a volume of type luks2 is re-encrypted by cryptsetup";
+        return Err(Failure::refused(ATTEMPTED, opened.text, cause)
+            .hint("`cryptsetup reencrypt` where the storage is local, or `hikyaku copy` into a new volume"));
+    };
+    let text = named(context, &args.of.endpoint)?.text;
+    let (cipher, unit) = layer::of_header(cipher, unit_bytes)
+        .map_err(|error| Failure::open(ATTEMPTED, text.clone(), &error))?;
+    let mut data = args.data(context)?;
+    let source = args.passphrase.source();
+    let secret = source.read(&opened.text)?;
+    let (slot, key) = opened.unlock_by(&secret, &source, ATTEMPTED)?;
+    let removed: Vec<u8> = others(&opened, slot);
+    let next = args.next(&mut opened, &secret, key.bytes().len(), &removed)?;
+    let uuid = opened.header.facts().uuid;
+    let keys_of = |key: &VolumeKey| auth::Keys::new(key.bytes(), &uuid, cipher, unit, segment.offset_bytes);
+    let (old_keys, new_keys) = (keys_of(&key), keys_of(&next));
+    // The volume is read before the header is changed: one that cannot be moved stays as it is.
+    let reencryption = Reencryption::read(
+        data.as_mut().unwrap_or(&mut opened.storage),
+        [&old_keys, &new_keys],
+        (cipher, unit, segment.offset_bytes),
+        BATCH_BLOCKS_MAX as u64,
+    );
+    let mut reencryption = reencryption.map_err(|error| failure(&text, &error))?;
+    if !opened.header.is_in_reencryption() {
+        let pbkdf = args.pbkdf.costs()?;
+        let _lock = args.of.lock(context, ATTEMPTED)?;
+        let keys = [&key, &next];
+        let begun = opened.header.begin_reencryption(&mut opened.storage, keys, &secret, &pbkdf, &mut random);
+        opened.changed(ATTEMPTED, begun)?;
+    }
+    let begin = Instant::now();
+    let storage = data.as_mut().unwrap_or(&mut opened.storage);
+    let progress = move_all(context, &text, &mut reencryption, storage, args.force)?;
+    {
+        let _lock = args.of.lock(context, ATTEMPTED)?;
+        let finished = opened.header.finish_reencryption(&mut opened.storage, slot, &mut random);
+        opened.changed(ATTEMPTED, finished)?;
+    }
+    say(context, args, &text, (slot, &removed), (progress, begin.elapsed()));
+    Ok(if progress.lost_blocks > 0 { Exit::Unreadable } else { Exit::Done })
+}
+
+impl Args {
+    /// The storage of the data, if the header is elsewhere.
+    fn data(&self, context: &Context) -> Result<Option<Blocking>, Failure> {
+        if self.of.header.is_none() {
+            return Ok(None);
+        }
+        let named = named(context, &self.of.endpoint)?;
+        let options = block::OpenOptions { writable: true, request_alignment: 4096, allow_in_use: false };
+        let medium = named.open_to(ATTEMPTED, context, &options)?;
+        let storage = Blocking::attach(&*medium);
+        storage.map(Some).map_err(|error| Failure::open(ATTEMPTED, named.text, &error))
+    }
+
+    /// The key to move to: a new one, or that of the re-encryption under way.
+    fn next(
+        &self,
+        opened: &mut Opened,
+        secret: &Secret,
+        bytes: usize,
+        others: &[u8],
+    ) -> Result<VolumeKey, Failure> {
+        if opened.header.is_in_reencryption() {
+            let next = opened.header.unlock_next(&mut opened.storage, secret, &layer::limits());
+            return next.map_err(|error| {
+                let advice =
+                    "the passphrase opens the old key only: give the one that the re-encryption began with";
+                opened.locked(error, ATTEMPTED, || advice.to_owned())
+            });
+        }
+        if !others.is_empty() && !self.remove_keyslots {
+            let have = match others {
+                [slot] => format!("keyslot {slot} has another passphrase"),
+                _ => format!("keyslots {} have other passphrases", numbers(others)),
+            };
+            let cause = format!("{have}, which cannot open the new key");
+            let hint = "--remove-keyslots removes them at the end; `hikyaku volume key add` adds passphrases afterwards";
+            return Err(Failure::refused(ATTEMPTED, opened.text.clone(), cause).hint(hint));
+        }
+        Ok(VolumeKey::random(bytes, &mut random))
+    }
+}
+
+/// Keyslots of the volume's key that the passphrase did not open.
+fn others(opened: &Opened, slot: u8) -> Vec<u8> {
+    let slots = opened.header.facts().slots.into_iter();
+    slots.filter(|facts| facts.is_bound && facts.slot != slot).map(|facts| facts.slot).collect()
+}
+
+fn numbers(slots: &[u8]) -> String {
+    slots.iter().map(u8::to_string).collect::<Vec<_>>().join(", ")
+}
+
+/// Moves all data to the new key, or as much as an interruption lets it.
+fn move_all(
+    context: &Context,
+    text: &str,
+    reencryption: &mut Reencryption,
+    storage: &mut Blocking,
+    gives_up: bool,
+) -> Result<ReencryptionProgress, Failure> {
+    let _orderly = context.stop.orderly();
+    let failed = |error: ReencryptError<IoError>| failure(text, &error);
+    let mut writer = [0; 16];
+    random(&mut writer);
+    reencryption.begin(storage, writer).map_err(failed)?;
+    let (begin, first) = (Instant::now(), reencryption.progress().moved_bytes);
+    let mut display = Progress::new(context);
+    while reencryption.step(storage, gives_up, &mut random).map_err(failed)? {
+        let ReencryptionProgress { moved_bytes, total_bytes, .. } = reencryption.progress();
+        let rate = ((moved_bytes - first) as f64 / begin.elapsed().as_secs_f64()) as u64;
+        let left = (total_bytes - moved_bytes).checked_div(rate).map(Duration::from_secs);
+        display.update(&Sample {
+            phase: "re-encrypt",
+            bytes: moved_bytes,
+            total: total_bytes,
+            data_bytes: moved_bytes - first,
+            rate,
+            data_rate: rate,
+            eta: left,
+            ..Sample::default()
+        });
+        if context.stop.is_requested() {
+            display.finish();
+            let hint = "the same command goes on; until it is complete the volume does not open";
+            return Err(context.stop.failure(ATTEMPTED, text).hint(hint));
+        }
+    }
+    display.finish();
+    Ok(reencryption.progress())
+}
+
+fn failure(text: &str, error: &ReencryptError<IoError>) -> Failure {
+    match error {
+        ReencryptError::Storage(cause) => {
+            let failure = Failure::io(ATTEMPTED, text, cause);
+            let hint = "nothing is lost: the same command goes on";
+            if failure.hint.is_empty() { failure.hint(hint) } else { failure }
+        }
+        ReencryptError::Unverified { .. } => Failure::failed(ATTEMPTED, text, error).hint(
+            "the same command goes on when the storage returns the right bytes; with --force such blocks are given up, and stay errors",
+        ),
+        ReencryptError::Foreign => Failure::failed(ATTEMPTED, text, error)
+            .hint("close the volume on all hosts; then the same command goes on"),
+        _ => Failure::refused(ATTEMPTED, text, error),
+    }
+}
+
+fn say(
+    context: &Context,
+    args: &Args,
+    text: &str,
+    (slot, removed): (u8, &[u8]),
+    (progress, took): (ReencryptionProgress, Duration),
+) {
+    let lost = progress.lost_blocks;
+    if lost > 0 {
+        let bytes = units::bytes(lost * BLOCK_BYTES as u64);
+        context.warn(&format!("{text}: {bytes} did not verify and were given up: they stay errors"));
+    }
+    if args.json {
+        output::json(&json!({
+            "schema": output::SCHEMA,
+            "endpoint": text,
+            "slot": slot,
+            "slots_removed": removed,
+            "moved_bytes": progress.moved_bytes,
+            "lost_blocks": lost,
+            "seconds": took.as_secs_f64(),
+        }));
+        return;
+    }
+    let slots = match removed {
+        [] => String::new(),
+        slots => format!("; removed: keyslot{} {}", if slots.len() == 1 { "" } else { "s" }, numbers(slots)),
+    };
+    let moved = units::bytes(progress.moved_bytes);
+    done(
+        context,
+        &format!(
+            "the volume has a new key: {moved} re-encrypted in {}, keyslot {slot}{slots}",
+            units::duration(took)
+        ),
+    );
+    context.remark(
+        "copies of the old header and data that the storage's owner kept still open with the passphrases of then; \
+         make a new backup of the header: see hikyaku volume header backup",
+    );
+}
