@@ -11,7 +11,7 @@ use crate::fuzz::{build, build_briefly, targets};
 use crate::{Cases, Context, Tier};
 
 /// Targets of a sample. The kept inputs of all targets run in every `cargo test`.
-const SAMPLE: usize = 3;
+const SAMPLE: usize = 2;
 
 pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
     let seconds = context.amount(10, 600);

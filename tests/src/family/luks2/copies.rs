@@ -338,7 +338,7 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) {
     cases.check("served-to-qemu", || served(&Desk::new(context)?, 512));
     cases.check_some(FULL_ONLY, "served-to-qemu-4096", || served(&Desk::new(context)?, 4096));
     cases.check_some(FULL_ONLY, "served-to-qemu-portable", || served(&Desk::new(context)?.portable(), 512));
-    cases.check("image-of-other-blocks", || other_blocks(context));
+    cases.check_some(super::SLOW, "image-of-other-blocks", || other_blocks(context));
     cases.check("two-sessions", || two_sessions(context));
     cases.check("killed-and-resumed", || resumed(context, false));
     cases.check_some(FULL_ONLY, "formatted-anew-is-not-resumed", || resumed(context, true));

@@ -58,7 +58,7 @@ fn waits_for_a_device(context: &Context) -> Result<()> {
 fn holds(context: &Context) -> Result<()> {
     let desk = Desk::new(context)?;
     desk.format("x.img", BYTES, "")?;
-    let slow = "--pbkdf pbkdf2 --iter-time 1000";
+    let slow = "--pbkdf pbkdf2 --iter-time 300";
     let line = format!("volume key add x.img --password-file pw --new-password-file new {slow}");
     let mut change = Running::start(&mut desk.command(&line))?;
     let file = File::open(desk.path("x.img"))?;

@@ -14,6 +14,9 @@ use anyhow::Result;
 
 use crate::{Cases, Context};
 
+/// Cases of seconds, of which a sample has one.
+const SLOW: (&str, usize) = ("slow", 1);
+
 pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
     pairs::examine(context, cases);
     keys::examine(context, cases);

@@ -158,5 +158,5 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) {
     for (json, slots) in AREAS {
         cases.check_some(("areas", 1), &format!("areas-{json}-{slots}"), || areas(context, json, slots));
     }
-    cases.check("costs-of-both-defaults", || default_costs(context));
+    cases.check_some(super::SLOW, "costs-of-both-defaults", || default_costs(context));
 }

@@ -28,7 +28,7 @@ const SHORT: &str = "4096 65536 2621440";
 const PREDICTED_BYTES: u64 = 512 << 20;
 const PREDICTED_WITHIN: f64 = 0.2;
 /// Each takes half a minute.
-const SAMPLE: (&str, usize) = ("path", 3);
+const SAMPLE: (&str, usize) = ("path", 1);
 /// A copy that lasts longer than a case.
 const LONG_BYTES: u64 = 1 << 30;
 
