@@ -210,7 +210,7 @@ fn every_cut(kind: (Cipher, Unit), is_closed: bool) {
     let mut storage = Recorder::new(unit, image, Some(Random(seed)));
     assert_eq!(reencrypt(&mut storage, cipher, false, seed), Ok(0));
     println!("{kind:?}, closed: {is_closed}: {} images, seed {seed}", storage.images.len());
-    let (twice, stride) = if std::env::var_os("HIKYAKU_ALL_CRASHES").is_some() { (8, 2) } else { (24, 6) };
+    let (twice, stride) = if std::env::var_os("HIKYAKU_ALL_CRASHES").is_some() { (2, 2) } else { (24, 6) };
     for (index, image) in storage.images.iter().enumerate() {
         check(image, &expected, kind, &format!("{kind:?}, image {index}"));
         if index % twice == 0 {
@@ -472,11 +472,9 @@ fn a_round_of_many_groups_has_one_barrier() {
         let keys = [&keys(cipher, unit), &new_keys(cipher, unit)];
         let reencryption = Reencryption::read(&mut storage, keys, (cipher, unit, SEGMENT), 1 << 20);
         let mut reencryption = reencryption.expect("nothing fails");
-        assert!(!reencryption.is_begun());
         let total = reencryption.progress().total_bytes;
         assert!(total > 400 * BLOCK && total < BLOCKS * BLOCK || cipher == Cipher::Aes256GcmSiv);
         reencryption.begin(&mut storage, [1; 16]).expect("nothing fails");
-        assert!(reencryption.is_begun());
         let before = storage.disk.barriers;
         let mut fill = |bytes: &mut [u8]| bytes.fill(7);
         assert!(reencryption.step(&mut storage, false, &mut fill).expect("nothing fails"));

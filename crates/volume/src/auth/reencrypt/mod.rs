@@ -191,11 +191,6 @@ impl Reencryption {
         (0..pages).step_by(step).map(move |first| first..pages.min(first + step as u64))
     }
 
-    /// Whether something of the volume has another key already than before.
-    pub fn is_begun(&self) -> bool {
-        self.stage == Stage::Done || self.state.first_session > 0
-    }
-
     pub fn progress(&self) -> ReencryptionProgress {
         let group_blocks = self.layout.blocks_per_group();
         let mut progress = ReencryptionProgress {
@@ -239,7 +234,8 @@ impl Reencryption {
         }
         // What was read may be in a cache only, and what is written now must not be durable without it.
         storage.flush().map_err(ReencryptError::Storage)?;
-        let is_journal_live = self.is_begun() || !self.state.superblock.is_closed;
+        // In re-encryption the superblock is not closed either.
+        let is_journal_live = !self.state.superblock.is_closed;
         if self.layout.unit == Unit::Bytes512 && self.stage == Stage::Data && is_journal_live {
             self.recover(storage)?;
         }
