@@ -10,7 +10,9 @@ mod luks2;
 mod open;
 mod pace;
 
-pub use open::{Keys, NoKeys, detached, flaw, limits, of_header, read_error, unlock_error};
+pub use open::{
+    Keys, NoKeys, auth_of_keys, detached, flaw, limits, luks2_of_key, of_header, read_error, unlock_error,
+};
 pub(super) use open::{open, view};
 
 #[cfg(test)]

@@ -64,15 +64,9 @@ pub(in crate::layer) fn open(
         (SegmentKind::Crypt { sector_bytes }, "luks2") => {
             fits(&capability, offset_bytes, sector_bytes)?;
             let uuid = String::from_utf8_lossy(header.uuid()).into_owned();
-            let unlocked = Unlocked {
-                key: Zeroizing::new(unlocked.key.bytes().to_vec()),
-                data_offset: offset_bytes,
-                size_bytes,
-                sector_bytes,
-                first_tweak: 0,
-                name: format!("{uuid} of key {}", unlocked.key.name()),
-            };
-            Ok(Arc::new(Luks2Medium::new(inner, unlocked, Side::Volume)))
+            let key = Zeroizing::new(unlocked.key.bytes().to_vec());
+            let name = format!("{uuid} of key {}", unlocked.key.name());
+            Ok(luks2_of_key(inner, key, (offset_bytes, size_bytes), sector_bytes, name))
         }
         (SegmentKind::Crypt { .. }, _) => Err(OpenError::Refused(
             "the volume has no authenticated blocks; volume=luks2 opens it".to_owned(),
@@ -82,23 +76,50 @@ pub(in crate::layer) fn open(
             let uuid = String::from_utf8_lossy(header.uuid()).into_owned();
             let (cipher, unit) = of_header(cipher, unit_bytes)?;
             let keys = auth::Keys::new(unlocked.key.bytes(), &uuid, cipher, unit, offset_bytes);
-            let mut writer = [0; 16];
-            getrandom::fill(&mut writer).map_err(|error| OpenError::Failed(error.to_string()))?;
-            let (storage_bytes, read_only) = (capability.size_bytes, capability.read_only);
-            let ledger = freshness.map(|path| LedgerFile::open(path, read_only)).transpose()?;
-            let mut volume =
-                auth::Volume::new(keys, (cipher, unit, offset_bytes), storage_bytes, writer, read_only)
-                    .map_err(|error| OpenError::Refused(error.to_string()))?;
-            if let Some(ledger) = &ledger {
-                volume = volume.with_ledger(ledger.bytes);
-            }
+            let storage = (capability.size_bytes, capability.read_only);
             let name = format!("{uuid} of key {}", unlocked.key.name());
-            Ok(Arc::new(AuthMedium::new(inner, volume, name, ledger)?))
+            auth_of_keys(inner, keys, (cipher, unit, offset_bytes), storage, name, freshness)
         }
         (SegmentKind::Auth { .. }, _) => {
             Err(OpenError::Refused("the volume's blocks are authenticated; volume=auth opens it".to_owned()))
         }
     }
+}
+
+/// The plaintext of a `luks2` volume whose key is known, without its header. `place`: offset of the data, and its size,
+/// `None` up to the end of the storage. `name`: UUID and digest of the key.
+pub fn luks2_of_key(
+    inner: Arc<dyn Medium>,
+    key: Zeroizing<Vec<u8>>,
+    place: (u64, Option<u64>),
+    sector_bytes: u32,
+    name: String,
+) -> Arc<dyn Medium> {
+    let (data_offset, size_bytes) = place;
+    let unlocked = Unlocked { key, data_offset, size_bytes, sector_bytes, first_tweak: 0, name };
+    Arc::new(Luks2Medium::new(inner, unlocked, Side::Volume))
+}
+
+/// The plaintext of an `auth` volume whose keys are known, without its header. `place`: cipher, unit and offset of the
+/// segment; `storage`: bytes of the storage, and whether it is only read; `name`: UUID and digest of the key.
+pub fn auth_of_keys(
+    inner: Arc<dyn Medium>,
+    keys: auth::Keys,
+    place: (auth::Cipher, auth::Unit, u64),
+    storage: (u64, bool),
+    name: String,
+    freshness: Option<&Path>,
+) -> Result<Arc<dyn Medium>, OpenError> {
+    let (storage_bytes, is_read_only) = storage;
+    let mut writer = [0; 16];
+    io::entropy(&mut writer).map_err(|error| OpenError::Failed(error.to_string()))?;
+    let ledger = freshness.map(|path| LedgerFile::open(path, is_read_only)).transpose()?;
+    let mut volume = auth::Volume::new(keys, place, storage_bytes, writer, is_read_only)
+        .map_err(|error| OpenError::Refused(error.to_string()))?;
+    if let Some(ledger) = &ledger {
+        volume = volume.with_ledger(ledger.bytes);
+    }
+    Ok(Arc::new(AuthMedium::new(inner, volume, name, ledger)?))
 }
 
 /// The plaintext of `inner` as the LUKS2 volume of the header that the option `header` names.

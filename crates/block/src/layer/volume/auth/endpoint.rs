@@ -68,6 +68,8 @@ enum Closing {
     No,
     /// The volume is being closed.
     Volume,
+    /// Another endpoint goes on. Operations that this one has begun for it end first: an aborted one fails its flush.
+    Operations,
     Inner,
 }
 
@@ -125,7 +127,7 @@ impl Auth {
     fn nonces(&self, count: usize) -> Vec<u8> {
         let sealer = self.sealer.as_ref().expect("the volume is open");
         let mut nonces = vec![0; count * sealer.cipher().nonce_bytes()];
-        getrandom::fill(&mut nonces).expect("the kernel's random numbers");
+        io::entropy(&mut nonces).expect("the kernel's random numbers");
         nonces
     }
 
@@ -138,7 +140,7 @@ impl Auth {
     fn advance(&mut self, io: &mut Io, mut inner: Vec<Completion>, done: &mut Vec<Completion>) {
         if !matches!(self.inner.state(), State::Ready) {
             self.state = self.inner.state();
-            return;
+            return self.close_inner(io);
         }
         loop {
             for completion in inner.drain(..) {
@@ -151,8 +153,23 @@ impl Auth {
             self.work(io, &mut inner);
             self.poll();
             if inner.is_empty() && self.actions.is_empty() {
-                return;
+                break;
             }
+        }
+        if self.waiting.is_empty() && self.operations.is_empty() && self.is_ledger_idle() {
+            self.close_inner(io);
+        }
+    }
+
+    fn is_ledger_idle(&self) -> bool {
+        self.ledger.as_ref().is_none_or(|ledger| ledger.operations().next().is_none())
+    }
+
+    /// Closes the storage, if only operations kept this endpoint from it.
+    fn close_inner(&mut self, io: &mut Io) {
+        if self.closing == Closing::Operations {
+            self.closing = Closing::Inner;
+            self.inner.close(io);
         }
     }
 
@@ -779,26 +796,20 @@ impl Endpoint for Auth {
 
     /// The last endpoint closes the volume, after which the next to open it need not expect a crash.
     fn close(&mut self, io: &mut Io) {
-        let is_last = {
-            let mut shared = self.shared.lock();
-            if let Some(seat) = &mut shared.seats[self.seat] {
-                seat.is_closing = true;
-            }
-            !shared.has_others(self.seat)
-        };
-        if !is_last || self.sealer.is_none() {
-            self.closing = Closing::Inner;
-            return self.inner.close(io);
+        let is_last = self.shared.lock().ends_use(self.seat);
+        if is_last && self.sealer.is_some() {
+            self.closing = Closing::Volume;
+            self.submit_job(Job::Close, Request::Close);
+        } else {
+            self.closing = Closing::Operations;
         }
-        self.closing = Closing::Volume;
-        self.submit_job(Job::Close, Request::Close);
         let mut done = Vec::new();
         self.advance(io, Vec::new(), &mut done);
     }
 
     fn is_closed(&self) -> bool {
-        let is_idle = self.ledger.as_ref().is_none_or(|ledger| ledger.operations().next().is_none());
-        self.closing != Closing::Volume && is_idle && self.inner.is_closed()
+        let is_waiting = matches!(self.closing, Closing::Volume | Closing::Operations);
+        !is_waiting && self.is_ledger_idle() && self.inner.is_closed()
     }
 
     fn inspect(&self) -> &dyn Inspect {
@@ -809,7 +820,8 @@ impl Endpoint for Auth {
 impl Drop for Auth {
     fn drop(&mut self) {
         let ledger = self.ledger.iter().flat_map(LedgerIo::operations);
-        self.shared.leave(self.seat, self.operations.keys().copied().chain(ledger));
+        let in_flight = self.operations.keys().copied().chain(ledger);
+        self.shared.leave(self.seat, in_flight, self.waiting.drain(..));
     }
 }
 

@@ -17,7 +17,9 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use area::{Region, Span};
 use io::{Io, Waker};
-use volume::auth::{Action, BLOCK_BYTES, Failure, Outcome, POOL_SLOTS, ReadError, RequestId, Volume};
+use volume::auth::{
+    Action, BLOCK_BYTES, Failure, Operation, Outcome, POOL_SLOTS, ReadError, RequestId, Volume,
+};
 
 use crate::{Endpoint, IoError, IoErrorKind, Medium, OpenError};
 use endpoint::Auth;
@@ -50,7 +52,7 @@ impl AuthMedium {
         let bytes = POOL_SLOTS as usize * BLOCK_BYTES;
         let slots = Region::on_demand(bytes)
             .map_err(|error| OpenError::Failed(format!("{bytes} bytes for blocks that wait: {error}")))?;
-        let state = Mutex::new(State { volume, seats: Vec::new() });
+        let state = Mutex::new(State { volume, seats: Vec::new(), is_opening: true });
         Ok(Self { inner, shared: Arc::new(Shared { state, slots: Arc::new(slots), name }), ledger })
     }
 }
@@ -91,13 +93,15 @@ struct State {
     volume: Volume<IoError>,
     /// One for each endpoint; `None` once it is gone.
     seats: Vec<Option<Seat>>,
+    /// At the last look at it. Endpoints that wait for the end of it get no action then.
+    is_opening: bool,
 }
 
 /// What reaches an endpoint from other threads.
 struct Seat {
     mail: VecDeque<Act>,
     waker: Waker,
-    /// Its thread ends; it takes no more operations.
+    /// Its thread ends, and another one goes on: it takes no more operations.
     is_closing: bool,
 }
 
@@ -127,18 +131,25 @@ impl Shared {
         state.seats.len() - 1
     }
 
-    /// The endpoint `own` is gone, with `operations` of the storage in flight.
-    fn leave(&self, own: usize, operations: impl IntoIterator<Item = u64>) {
+    /// The endpoint `own` is gone, with `operations` of the storage in flight, and others, `waiting`, not begun.
+    fn leave(
+        &self,
+        own: usize,
+        operations: impl IntoIterator<Item = u64>,
+        waiting: impl IntoIterator<Item = (u64, Operation)>,
+    ) {
         let mut state = self.lock();
         let mail = state.seats[own].take().map(|seat| seat.mail).unwrap_or_default();
         for id in operations {
             state.volume.done(id, Outcome::Failed(aborted()));
         }
-        mail.iter().for_each(|action| state.refuse(action));
+        let waiting = waiting.into_iter().map(|(id, operation)| Action::Operate { id, operation });
+        mail.into_iter().chain(waiting).for_each(|action| state.hand_over(action));
         for _ in 0..LAST_TURNS_MAX {
-            let Some(action) = state.volume.poll() else { return };
+            let Some(action) = state.volume.poll() else { break };
             state.hand_over(action);
         }
+        state.announce();
     }
 }
 
@@ -149,10 +160,24 @@ impl State {
             mine.append(&mut seat.mail);
         }
         while let Some(action) = self.volume.poll() {
-            match request_of(&action) {
-                Some(id) if seat_of(id) != own => self.hand_over(action),
-                _ => mine.push_back(action),
+            let is_mine = match request_of(&action) {
+                Some(id) => seat_of(id) == own,
+                None => self.seats[own].as_ref().is_some_and(|seat| !seat.is_closing),
+            };
+            if is_mine {
+                mine.push_back(action);
+            } else {
+                self.hand_over(action);
             }
+        }
+        self.announce();
+    }
+
+    /// Wakes all threads once the volume is open, or could not be opened.
+    fn announce(&mut self) {
+        let is_opening = matches!(self.volume.state(), volume::auth::State::Opening);
+        if std::mem::replace(&mut self.is_opening, is_opening) && !is_opening {
+            self.seats.iter().flatten().for_each(|seat| seat.waker.wake());
         }
     }
 
@@ -182,10 +207,14 @@ impl State {
         }
     }
 
-    /// Whether another endpoint than `own` goes on.
-    fn has_others(&self, own: usize) -> bool {
+    /// The thread of `own` ends. Returns whether no other goes on, so that it has to close the volume.
+    fn ends_use(&mut self, own: usize) -> bool {
         let others = self.seats.iter().enumerate().filter(|(seat, _)| *seat != own);
-        others.filter_map(|(_, seat)| seat.as_ref()).any(|seat| !seat.is_closing)
+        let is_last = others.filter_map(|(_, seat)| seat.as_ref()).all(|seat| seat.is_closing);
+        if !is_last && let Some(seat) = &mut self.seats[own] {
+            seat.is_closing = true;
+        }
+        is_last
     }
 }
 

@@ -9,7 +9,7 @@ use volume::auth::{Cipher, Keys, Layout, Unit, Volume, format};
 use super::AuthMedium;
 use crate::layer::{CrashMedium, CrashRule, DelayMedium, FaultMedium, FaultRule};
 use crate::{
-    Blocking, Completion, Endpoint, IoError, IoErrorKind, Kind, Medium, MemoryMedium, Request, Router,
+    Blocking, Completion, Endpoint, IoError, IoErrorKind, Kind, Medium, MemoryMedium, Request, State,
     close_all, wait_ready,
 };
 
@@ -44,7 +44,7 @@ fn open(inner: &Arc<dyn Medium>, cipher: Cipher, unit: Unit) -> AuthMedium {
 
 fn open_as(inner: &Arc<dyn Medium>, cipher: Cipher, unit: Unit, is_read_only: bool) -> AuthMedium {
     let mut writer = [0; 16];
-    getrandom::fill(&mut writer).unwrap();
+    io::entropy(&mut writer).unwrap();
     let volume =
         Volume::new(keys(cipher, unit), (cipher, unit, SEGMENT), STORAGE, writer, is_read_only).unwrap();
     AuthMedium::new(Arc::clone(inner), volume, "of a test".to_owned(), None).unwrap()
@@ -70,13 +70,17 @@ impl Rig {
 
     /// All at once; results by id.
     fn results(&mut self, kinds: Vec<Kind>) -> Vec<Result<(), IoError>> {
-        let (mut done, mut events): (Vec<Completion>, _) = (Vec::new(), Vec::new());
+        let mut done: Vec<Completion> = Vec::new();
         let count = kinds.len();
         for (id, kind) in kinds.into_iter().enumerate() {
             self.endpoint.submit(&mut self.io, Request { id: id as u64, kind }, &mut done);
         }
-        let mut router = Router::new();
-        router.add_endpoint(&*self.endpoint, ());
+        self.wait(count, done)
+    }
+
+    /// Of requests under way, once so many have completed.
+    fn wait(&mut self, count: usize, mut done: Vec<Completion>) -> Vec<Result<(), IoError>> {
+        let mut events = Vec::new();
         while done.len() < count {
             self.io.turn(&mut events).unwrap();
             for event in events.drain(..) {
@@ -421,5 +425,47 @@ fn threads_share_a_volume() {
             })
             .collect();
         threads.into_iter().for_each(|thread| thread.join().unwrap());
+    });
+}
+
+#[test]
+fn a_flush_succeeds_although_the_thread_that_has_its_operations_ends() {
+    each(|cipher, unit| {
+        let inner: Arc<dyn Medium> = Arc::new(MemoryMedium::new(STORAGE, false).unwrap());
+        make(&*inner, cipher, unit, 512);
+        let inner: Arc<dyn Medium> = Arc::new(DelayMedium::new(inner, std::time::Duration::from_millis(1)));
+        let medium = open(&inner, cipher, unit);
+        let (mut one, mut other) = (Rig::new(&medium), Rig::new(&medium));
+        one.write(0, &[1; 4096]);
+        one.begin(vec![Kind::Flush], 0);
+        other.write(4096, &[2; 4096]);
+        other.begin(vec![Kind::Flush], 0);
+        // The end of the first round begins the second one, in the thread that has the first.
+        assert_eq!(one.wait(1, Vec::new()), [Ok(())], "{cipher:?} {unit:?}");
+        one.close();
+        assert_eq!(other.wait(1, Vec::new()), [Ok(())], "{cipher:?} {unit:?}");
+        other.close();
+    });
+}
+
+#[test]
+fn an_endpoint_is_ready_once_another_thread_has_opened_the_volume() {
+    each(|cipher, unit| {
+        let inner: Arc<dyn Medium> = Arc::new(MemoryMedium::new(STORAGE, false).unwrap());
+        make(&*inner, cipher, unit, 512);
+        let inner: Arc<dyn Medium> = Arc::new(DelayMedium::new(inner, std::time::Duration::from_millis(1)));
+        let medium = open(&inner, cipher, unit);
+        let attach = || {
+            let mut io = Io::new(PoolLimits::default()).unwrap();
+            let endpoint = medium.attach(&mut io).unwrap();
+            (io, endpoint)
+        };
+        let ((mut first, mut opens), (mut io, mut endpoint)) = (attach(), attach());
+        wait_ready(&mut first, &mut [&mut *opens]).unwrap();
+        let (mut events, mut done) = (Vec::new(), Vec::new());
+        let deadline = io.now() + std::time::Duration::from_secs(5);
+        io.turn_until(Some(deadline), &mut events).unwrap();
+        events.drain(..).for_each(|event| endpoint.on_event(&mut io, event, &mut done));
+        assert!(matches!(endpoint.state(), State::Ready), "{cipher:?} {unit:?}");
     });
 }
