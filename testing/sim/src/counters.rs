@@ -40,6 +40,12 @@ counters! {
     initiator_cuts,
     /// Targets that were drained or stopped under load.
     drains,
+    /// Runs whose LUN lies on a sealed volume.
+    volumes,
+    /// Volumes that their last user had not closed when a target opened them.
+    volumes_unclean,
+    /// Volumes that a target closed when it was drained or stopped.
+    volumes_closed,
     /// Sectors whose last acknowledged version was lost by a cut.
     sectors_lost,
     /// Sectors that a cut returned to a version between the durable one and the last.

@@ -1,9 +1,9 @@
 //! A disk with a volatile cache, latencies and no order among concurrent requests.
 //!
 //! A request takes effect at one time and completes at a later one. A write goes to the cache; a flush, or a random
-//! decision of the disk, makes it durable. A durable write (FUA) bypasses the cache. At a power cut each sector of the
+//! decision of the disk, makes it durable. A durable write (FUA) bypasses the cache. At a power cut each unit of the
 //! cache keeps its durable version or any later one, independently of the others; requests in flight take effect in
-//! part.
+//! part. A unit is a sector, or 4096 bytes: then requests are of whole units.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -17,13 +17,10 @@ use io::{Event, Io, Owner, Token};
 
 use crate::random::Random;
 
-/// Bytes that a cut keeps atomic.
 pub const SECTOR: usize = torture::SECTOR_BYTES;
 
 /// The value of a sector with several different words; no client writes it.
 pub const MIXED: u64 = u64::MAX;
-
-type Sector = [u8; SECTOR];
 
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Cut {
@@ -38,9 +35,11 @@ pub struct Cut {
 #[derive(Debug)]
 struct Media {
     durable: Vec<u8>,
-    /// By sector: versions since the durable one, oldest first; never empty.
-    cache: BTreeMap<u64, Vec<Sector>>,
-    /// Writes in flight: first sector and contents.
+    /// Bytes that a cut keeps whole.
+    unit: usize,
+    /// By unit: versions since the durable one, oldest first; never empty.
+    cache: BTreeMap<u64, Vec<Box<[u8]>>>,
+    /// Writes in flight: first unit and contents.
     air: BTreeMap<u64, (u64, Vec<u8>)>,
     air_last: u64,
     /// Life of the current user; requests of earlier lives are ignored.
@@ -61,43 +60,46 @@ fn value(sector: &[u8]) -> u64 {
 }
 
 impl Media {
-    fn read(&self, first: u64, into: &mut [u8]) {
-        for (at, place) in into.chunks_exact_mut(SECTOR).enumerate() {
-            let sector = first + at as u64;
-            match self.cache.get(&sector).and_then(|versions| versions.last()) {
-                Some(version) => place.copy_from_slice(version),
-                None => place.copy_from_slice(self.durable_sector(sector)),
+    /// Reads whole sectors.
+    fn read(&self, offset: u64, into: &mut [u8]) {
+        let unit = self.unit as u64;
+        let mut at = offset;
+        let end = offset + into.len() as u64;
+        while at < end {
+            let number = at / unit;
+            let part = at..end.min((number + 1) * unit);
+            let place = &mut into[(part.start - offset) as usize..(part.end - offset) as usize];
+            match self.cache.get(&number).and_then(|versions| versions.last()) {
+                Some(version) => place.copy_from_slice(&version[(at % unit) as usize..][..place.len()]),
+                None => place.copy_from_slice(&self.durable[at as usize..][..place.len()]),
             }
+            at = part.end;
         }
     }
 
-    fn durable_sector(&self, sector: u64) -> &[u8] {
-        &self.durable[sector as usize * SECTOR..][..SECTOR]
+    fn settle(&mut self, number: u64, version: &[u8]) {
+        self.durable[number as usize * self.unit..][..self.unit].copy_from_slice(version);
     }
 
-    fn settle(&mut self, sector: u64, version: &Sector) {
-        self.durable[sector as usize * SECTOR..][..SECTOR].copy_from_slice(version);
-    }
-
+    /// Writes whole units, from number `first` on.
     fn write(&mut self, first: u64, bytes: &[u8], durable: bool) {
-        for (at, bytes) in bytes.chunks_exact(SECTOR).enumerate() {
-            let sector = first + at as u64;
-            let version = bytes.try_into().expect("a sector");
+        let sectors = (self.unit / SECTOR) as u64;
+        for (number, version) in (first..).zip(bytes.chunks_exact(self.unit)) {
             if let Some(effects) = &mut self.effects {
-                effects.push((sector, value(bytes)));
+                effects.extend((number * sectors..).zip(version.chunks_exact(SECTOR).map(value)));
             }
             if durable || self.random.one_in(16) {
-                self.cache.remove(&sector);
-                self.settle(sector, &version);
+                self.cache.remove(&number);
+                self.settle(number, version);
             } else {
-                self.cache.entry(sector).or_default().push(version);
+                self.cache.entry(number).or_default().push(version.into());
             }
         }
     }
 
     fn flush(&mut self) {
-        for (sector, versions) in std::mem::take(&mut self.cache) {
-            self.settle(sector, versions.last().expect("never empty"));
+        for (number, versions) in std::mem::take(&mut self.cache) {
+            self.settle(number, versions.last().expect("never empty"));
         }
     }
 
@@ -106,31 +108,32 @@ impl Media {
         self.life += 1;
         self.stopped = true;
         for (_, (first, bytes)) in std::mem::take(&mut self.air) {
-            let sectors = bytes.len() / SECTOR;
+            let units = bytes.len() / self.unit;
             let done: Vec<usize> = match self.random.within(0..3) {
                 0 => Vec::new(),
-                1 => (0..sectors).collect(),
-                _ => (0..sectors).filter(|_| self.random.one_in(2)).collect(),
+                1 => (0..units).collect(),
+                _ => (0..units).filter(|_| self.random.one_in(2)).collect(),
             };
-            cut.torn += u64::from(!done.is_empty() && done.len() < sectors);
+            cut.torn += u64::from(!done.is_empty() && done.len() < units);
             for at in done {
-                self.write(first + at as u64, &bytes[at * SECTOR..][..SECTOR], false);
+                self.write(first + at as u64, &bytes[at * self.unit..][..self.unit], false);
             }
         }
         if power {
             let kind = self.random.within(0..4);
-            for (sector, versions) in std::mem::take(&mut self.cache) {
-                // All lost, all kept, per sector all or nothing, or per sector any version.
+            let sectors = (self.unit / SECTOR) as u64;
+            for (number, versions) in std::mem::take(&mut self.cache) {
+                // All lost, all kept, per unit all or nothing, or per unit any version.
                 let kept = match kind {
                     0 => 0,
                     1 => versions.len(),
                     2 => self.random.within(0..2) as usize * versions.len(),
                     _ => self.random.within(0..versions.len() as u64 + 1) as usize,
                 };
-                cut.lost += u64::from(kept < versions.len());
-                cut.between += u64::from(kept > 0 && kept < versions.len());
+                cut.lost += sectors * u64::from(kept < versions.len());
+                cut.between += sectors * u64::from(kept > 0 && kept < versions.len());
                 if kept > 0 {
-                    self.settle(sector, &versions[kept - 1]);
+                    self.settle(number, &versions[kept - 1]);
                 }
             }
         }
@@ -143,15 +146,22 @@ impl Media {
 pub struct Disk {
     media: Arc<Mutex<Media>>,
     name: String,
-    sectors: u64,
+    size_bytes: u64,
+    unit: u32,
     transfer_bytes: u32,
 }
 
 impl Disk {
     /// A disk of zeroes. Requests take up to `latency_max` microseconds.
     pub fn new(name: &str, sectors: u64, random: Random, latency_max: u64) -> Self {
+        Self::of_units(name, sectors * SECTOR as u64, SECTOR as u32, random, latency_max)
+    }
+
+    /// The same, of units that a cut keeps whole.
+    pub fn of_units(name: &str, size_bytes: u64, unit: u32, random: Random, latency_max: u64) -> Self {
         let media = Media {
-            durable: vec![0; sectors as usize * SECTOR],
+            durable: vec![0; size_bytes as usize],
+            unit: unit as usize,
             cache: BTreeMap::new(),
             air: BTreeMap::new(),
             air_last: 0,
@@ -161,7 +171,13 @@ impl Disk {
             latency_max,
             effects: None,
         };
-        Self { media: Arc::new(Mutex::new(media)), name: name.into(), sectors, transfer_bytes: 1 << 20 }
+        Self {
+            media: Arc::new(Mutex::new(media)),
+            name: name.into(),
+            size_bytes,
+            unit,
+            transfer_bytes: 1 << 20,
+        }
     }
 
     /// The same disk, with at most so many bytes per request.
@@ -183,9 +199,17 @@ impl Disk {
     }
 
     pub fn contents(&self) -> Vec<u8> {
-        let mut bytes = vec![0; self.sectors as usize * SECTOR];
-        self.lock().read(0, &mut bytes);
+        self.read(0, self.size_bytes as usize)
+    }
+
+    pub fn read(&self, offset: u64, length: usize) -> Vec<u8> {
+        let mut bytes = vec![0; length];
+        self.lock().read(offset, &mut bytes);
         bytes
+    }
+
+    pub fn size_bytes(&self) -> u64 {
+        self.size_bytes
     }
 
     /// The value of each sector: the word that fills it, or [`MIXED`].
@@ -203,19 +227,23 @@ impl Disk {
     }
 
     pub fn fill(&self, bytes: &[u8]) {
-        let mut media = self.lock();
-        assert_eq!(bytes.len(), media.durable.len());
-        media.durable.copy_from_slice(bytes);
+        assert_eq!(bytes.len() as u64, self.size_bytes);
+        self.put(0, bytes);
+    }
+
+    /// Makes bytes durable at once, before the disk is in use.
+    pub fn put(&self, offset: u64, bytes: &[u8]) {
+        self.lock().durable[offset as usize..][..bytes.len()].copy_from_slice(bytes);
     }
 }
 
 impl Medium for Disk {
     fn attach(&self, io: &mut Io) -> Result<Box<dyn Endpoint>, OpenError> {
         let capability = Capability {
-            size_bytes: self.sectors * SECTOR as u64,
+            size_bytes: self.size_bytes,
             block_size: SECTOR as u32,
-            physical_block_size: SECTOR as u32,
-            granularity: SECTOR as u32,
+            physical_block_size: self.unit,
+            granularity: self.unit,
             alignment: 1,
             max_transfer_bytes: self.transfer_bytes,
             optimal_transfer_bytes: self.transfer_bytes.min(64 << 10),
@@ -271,7 +299,7 @@ impl DiskEndpoint {
         match kind {
             Kind::Read { offset, into } => {
                 let mut bytes = vec![0; into.len()];
-                media.read(offset / SECTOR as u64, &mut bytes);
+                media.read(*offset, &mut bytes);
                 into.fill(0, &bytes);
             }
             Kind::Write { offset, from, durable } => {
@@ -279,7 +307,8 @@ impl DiskEndpoint {
                 submitted.expect("a write is in the air until it is done");
                 // A device reads a buffer at any time before the completion: if the buffer changed meanwhile, the new
                 // bytes are written.
-                media.write(offset / SECTOR as u64, from.as_slice(), *durable);
+                let first = offset / media.unit as u64;
+                media.write(first, from.as_slice(), *durable);
             }
             Kind::Flush => media.flush(),
             Kind::Discard { .. } | Kind::WriteZeroes { .. } => {
@@ -315,7 +344,7 @@ impl Endpoint for DiskEndpoint {
             return;
         }
         if let Some((offset, length)) = request.kind.range() {
-            let bad = !(offset | length).is_multiple_of(SECTOR as u64)
+            let bad = !(offset | length).is_multiple_of(u64::from(self.capability.granularity))
                 || offset.checked_add(length).is_none_or(|end| end > self.capability.size_bytes);
             if bad {
                 let error = IoError::new(IoErrorKind::OutOfRange, format!("{length} bytes at {offset}"));
@@ -332,7 +361,8 @@ impl Endpoint for DiskEndpoint {
         let air = written.map(|(offset, bytes)| {
             media.air_last += 1;
             let key = media.air_last;
-            media.air.insert(key, (offset / SECTOR as u64, bytes));
+            let first = offset / media.unit as u64;
+            media.air.insert(key, (first, bytes));
             key
         });
         let slot = self.vacant.pop().unwrap_or_else(|| {

@@ -137,6 +137,11 @@ impl Context {
         Random::fork(self.shared.seed, &number.to_string())
     }
 
+    /// The sequence of random numbers for `purpose`, which does not shift those of [`Self::fork`].
+    pub fn fork_for(&self, purpose: &str) -> Random {
+        Random::fork(self.shared.seed, purpose)
+    }
+
     pub fn now(&self) -> Duration {
         self.shared.lock().now
     }

@@ -12,11 +12,13 @@ use torture::stamp::Stamper;
 use super::faults;
 use super::process::Process;
 use super::target::{Target, medium, options};
+use super::volume::Volume;
 use super::worker::Worker;
 use crate::disk::SECTOR;
 use crate::random::Random;
 use crate::world::{Context, Over};
 
+/// Sectors that the clients use; those before them stay zeroes.
 const SECTORS: u64 = 256;
 const CLIENTS_MAX: usize = 3;
 
@@ -32,18 +34,21 @@ pub(super) struct Board {
     /// Set when clients must read everything once more and end.
     pub(super) finish: AtomicBool,
     pub(super) write_through: bool,
+    /// Some zeroes and discards go up to the end of the client's sectors.
+    pub(super) long_zeroes: bool,
 }
 
 impl Board {
-    fn new(strict: bool, run: u64, write_through: bool) -> Self {
+    fn new(sectors: u64, strict: bool, run: u64, write_through: bool, long_zeroes: bool) -> Self {
         let rules = Rules { atomic_sectors: true, losses_reported: strict };
         Self {
-            history: Mutex::new(History::new(SECTORS, Value::Zero, rules)),
+            history: Mutex::new(History::new(sectors, Value::Zero, rules)),
             stamper: Stamper::new(run),
             operations: AtomicU64::new(0),
             processes: AtomicU32::new(0),
             finish: AtomicBool::new(false),
             write_through,
+            long_zeroes,
         }
     }
 
@@ -69,6 +74,16 @@ impl Board {
         }
     }
 
+    /// Judges what the disk holds while no target runs.
+    fn check(&self, context: &Context, target: &Target) {
+        let Some(contents) = target.contents() else { return };
+        let operation = self.operation();
+        self.history().read(operation, SCENARIO, 0..(contents.len() / SECTOR) as u64);
+        if let Err(text) = self.judge(operation, 0, &contents) {
+            context.fail(format!("on the disk after a cut: {text}"));
+        }
+    }
+
     pub(super) fn judge(&self, operation: OperationId, first: u64, bytes: &[u8]) -> Result<(), String> {
         let sectors = (first..).zip(bytes.chunks_exact(SECTOR));
         let contents: Vec<_> = sectors.map(|(lba, sector)| self.stamper.read(lba, sector)).collect();
@@ -81,15 +96,21 @@ pub(super) fn play(context: &Context, drains: bool, strict: bool) -> Result<(), 
     let mut random = context.fork();
     context.net(|net| net.weather = faults::weather(&mut random));
     let write_through = random.one_in(5);
-    let mut target = Target::new(context, SECTORS, !write_through, &mut random);
+    let mut sealing = context.fork_for("volume");
+    // A volume loses its memory with the process, which a flush has to report too.
+    let volume = Volume::choose(&mut sealing).filter(|_| strict);
+    let first = volume.map_or(0, |volume| volume.crossing(&mut sealing));
+    let end = first + SECTORS;
+    let mut target = Target::new(context, volume, end, !write_through, &mut random);
     target.boot();
-    let board = Arc::new(Board::new(strict, random.draw(), write_through));
+    let board = Arc::new(Board::new(end, strict, random.draw(), write_through, volume.is_some()));
     let shared = random.one_in(3);
     let count = random.within(1..CLIENTS_MAX as u64 + 1);
     let mut clients = Vec::new();
     for index in 0..count {
         let share = SECTORS / count;
-        let sectors = if shared { 0..SECTORS } else { index * share..(index + 1) * share };
+        let own = first + index * share..first + (index + 1) * share;
+        let sectors = if shared { first..end } else { own };
         let process = Process::new(context);
         let options = options(&format!("client-{index}"), &mut random);
         let mut client = Client { context: context.clone(), process, index, sectors, options };
@@ -101,12 +122,18 @@ pub(super) fn play(context: &Context, drains: bool, strict: bool) -> Result<(), 
         let power = random.one_in(2);
         match random.within(0..10) {
             0 | 1 => {
-                if power {
-                    board.history().cut(Cut::Certain);
+                match target.has_memory() {
+                    _ if power => board.history().cut(Cut::Certain),
+                    // What reached the disk is in its cache.
+                    true => board.history().cut(Cut::Possible),
+                    false => {}
                 }
                 target.kill(power);
                 context.sleep(Duration::from_micros(random.magnitude(1000..8_000_000)))?;
                 board.fence();
+                if target.has_memory() {
+                    board.check(context, &target);
+                }
                 target.boot();
             }
             2 => {
@@ -133,11 +160,7 @@ pub(super) fn play(context: &Context, drains: bool, strict: bool) -> Result<(), 
     board.history().cut(Cut::Certain);
     target.kill(true);
     board.fence();
-    let operation = board.operation();
-    board.history().read(operation, SCENARIO, 0..SECTORS);
-    if let Err(text) = board.judge(operation, 0, &target.disk.contents()) {
-        context.fail(format!("on the disk after the last power cut: {text}"));
-    }
+    board.check(context, &target);
     Ok(())
 }
 

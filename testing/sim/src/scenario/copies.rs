@@ -13,6 +13,7 @@ use node::initiator::IscsiMedium;
 
 use super::faults;
 use super::target::{Target, medium, options};
+use super::volume::Volume;
 use crate::disk::{Disk, SECTOR};
 use crate::random::Random;
 use crate::world::{Context, Over};
@@ -22,7 +23,8 @@ pub(super) const SECTORS: u64 = 1024;
 pub(super) fn play(context: &Context, strict: bool) -> Result<(), Over> {
     let mut random = context.fork();
     context.net(|net| net.weather = faults::weather(&mut random));
-    let mut target = Target::new(context, SECTORS, !random.one_in(4), &mut random);
+    let volume = volume(context, strict);
+    let mut target = Target::new(context, volume, SECTORS, !random.one_in(4), &mut random);
     target.boot();
     let source = Disk::new("sim:source", SECTORS, context.fork(), 500);
     let initiator = context.add_machine();
@@ -71,7 +73,7 @@ pub(super) fn play(context: &Context, strict: bool) -> Result<(), Over> {
                     counters.retries += report.retries;
                 });
                 target.kill(true);
-                compare(context, &source, &target.disk, cut);
+                compare(context, &source, &target, cut);
             }
             Ok(Err(error)) => {
                 context.note(&error, &[]);
@@ -143,8 +145,13 @@ pub(super) fn run(
     Ok(report)
 }
 
-pub(super) fn compare(context: &Context, source: &Disk, destination: &Disk, cut: bool) {
-    let (expected, found) = (source.contents(), destination.contents());
+/// What the LUN of a copy lies on. A volume loses its memory with the process, which a flush has to report.
+pub(super) fn volume(context: &Context, strict: bool) -> Option<Volume> {
+    Volume::choose(&mut context.fork_for("volume")).filter(|_| strict)
+}
+
+pub(super) fn compare(context: &Context, source: &Disk, destination: &Target, cut: bool) {
+    let (expected, Some(found)) = (source.contents(), destination.contents()) else { return };
     let differs = |(at, (one, two)): (usize, (&[u8], &[u8]))| (one != two).then_some(at);
     let sectors = expected.chunks_exact(SECTOR).zip(found.chunks_exact(SECTOR)).enumerate();
     if let Some(sector) = sectors.filter_map(differs).next() {

@@ -9,6 +9,7 @@ mod process;
 mod remote;
 mod resumes;
 mod target;
+mod volume;
 mod worker;
 mod xcopies;
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use mover::{Journal, Map, Plan, Status};
 
-use super::copies::{SECTORS, compare, contents, plan, run};
+use super::copies::{SECTORS, compare, contents, plan, run, volume};
 use super::faults;
 use super::target::{Target, medium, options};
 use crate::disk::{Disk, SECTOR};
@@ -59,7 +59,8 @@ impl Journal for Claims {
 pub(super) fn play(context: &Context, strict: bool) -> Result<(), Over> {
     let mut random = context.fork();
     context.net(|net| net.weather = faults::weather(&mut random));
-    let mut target = Target::new(context, SECTORS, !random.one_in(4), &mut random);
+    let volume = volume(context, strict);
+    let mut target = Target::new(context, volume, SECTORS, !random.one_in(4), &mut random);
     target.boot();
     let source = Disk::new("sim:source", SECTORS, context.fork(), 500);
     source.fill(&contents(&mut random));
@@ -95,8 +96,8 @@ pub(super) fn play(context: &Context, strict: bool) -> Result<(), Over> {
                 kind @ (0 | 1) => {
                     let power = kind == 0 && strict;
                     target.kill(power);
-                    if power {
-                        is_true(context, &source, &target.disk, &claims);
+                    if power || target.has_memory() {
+                        is_true(context, &source, &target, &claims);
                     }
                     context.sleep(Duration::from_micros(random.magnitude(1000..8_000_000)))?;
                     target.boot();
@@ -134,14 +135,14 @@ pub(super) fn play(context: &Context, strict: bool) -> Result<(), Over> {
         map = left(&claims, died, &mut random).unwrap_or(map);
         if random.one_in(3) && disturbed {
             target.kill(strict);
-            is_true(context, &source, &target.disk, &claims);
+            is_true(context, &source, &target, &claims);
             target.boot();
         }
         // No network refuses connections for longer than 3 s.
         context.sleep(Duration::from_millis(if disturbed { random.magnitude(1..3000) } else { 3000 }))?;
     }
     target.kill(true);
-    compare(context, &source, &target.disk, true);
+    compare(context, &source, &target, true);
     Ok(())
 }
 
@@ -157,9 +158,9 @@ fn left(claims: &Claims, died: bool, random: &mut Random) -> Option<Map> {
 }
 
 /// Fails the run unless all claimed data is durable.
-fn is_true(context: &Context, source: &Disk, destination: &Disk, claims: &Claims) {
+fn is_true(context: &Context, source: &Disk, destination: &Target, claims: &Claims) {
     let Some(map) = claims.file().claims.last().cloned() else { return };
-    let (expected, found) = (source.contents(), destination.contents());
+    let (expected, Some(found)) = (source.contents(), destination.contents()) else { return };
     for entry in map.entries().filter(|entry| entry.status == Status::Finished) {
         let range = entry.start as usize..entry.end as usize;
         let differs = expected[range.clone()].iter().zip(&found[range]).position(|(one, two)| one != two);

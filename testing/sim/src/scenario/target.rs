@@ -1,4 +1,4 @@
-//! The target: a machine, its disks, and the server that runs on it.
+//! The target: a machine, its disks, and the server that runs on it. LUN 0 lies on its disk, or on a sealed volume there.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -8,6 +8,7 @@ use block::remote::Links;
 use node::initiator::{DigestPolicy, IscsiMedium, Options, Url};
 use node::target::{Access, LocalUsers, LunConfig, Server, ServerConfig, TargetConfig};
 
+use super::volume::{Left, Volume};
 use crate::disk::Disk;
 use crate::random::Random;
 use crate::state::MachineId;
@@ -21,17 +22,34 @@ pub(crate) struct Target {
     context: Context,
     machine: MachineId,
     pub(crate) disk: Disk,
+    /// What LUN 0 lies on; `None`: the disk as it is.
+    volume: Option<Volume>,
     /// Disks of LUNs 1 and above.
     more: Vec<Disk>,
     config: ServerConfig,
     server: Option<Server>,
+    /// How the volume was left before the server started.
+    left: Option<Left>,
+    /// The last server ended in order.
+    has_ended: bool,
 }
 
 impl Target {
     /// A target with power, without a running server.
-    pub(crate) fn new(context: &Context, sectors: u64, write_cache: bool, random: &mut Random) -> Self {
-        let disk = Disk::new("sim:lun", sectors, context.fork(), random.pick(&[50, 500, 20_000]));
-        Self::of(context, disk, write_cache, random)
+    pub(crate) fn new(
+        context: &Context,
+        volume: Option<Volume>,
+        sectors: u64,
+        write_cache: bool,
+        random: &mut Random,
+    ) -> Self {
+        let (name, contents, latency_max) = ("sim:lun", context.fork(), random.pick(&[50, 500, 20_000]));
+        let disk = match volume {
+            Some(volume) => volume.disk(name, sectors, contents, latency_max),
+            None => Disk::new(name, sectors, contents, latency_max),
+        };
+        context.count(|counters| counters.volumes += u64::from(volume.is_some()));
+        Self { volume, ..Self::of(context, disk, write_cache, random) }
     }
 
     /// The same, with this disk as LUN 0.
@@ -49,7 +67,17 @@ impl Target {
             threads: Some(random.within(1..3) as usize),
         };
         let machine = context.add_machine();
-        Self { context: context.clone(), machine, disk, more: Vec::new(), config, server: None }
+        Self {
+            context: context.clone(),
+            machine,
+            disk,
+            volume: None,
+            more: Vec::new(),
+            config,
+            server: None,
+            left: None,
+            has_ended: false,
+        }
     }
 
     /// Adds a LUN; to be called before the server starts.
@@ -63,12 +91,55 @@ impl Target {
     }
 
     pub(crate) fn boot(&mut self) {
-        let config = self.config.clone();
+        self.left = self.look();
+        let mut config = self.config.clone();
         self.disks().for_each(Disk::start);
-        match self.context.on(self.machine, || Server::start(config)) {
+        let start = || {
+            if let Some(volume) = self.volume {
+                config.targets[0].luns[0].medium =
+                    volume.medium(&self.disk).map_err(|error| error.to_string())?;
+            }
+            Server::start(config).map_err(|error| error.to_string())
+        };
+        match self.context.on(self.machine, start) {
             Ok(server) => self.server = Some(server),
             Err(error) => self.context.fail(format!("the target does not start: {error}")),
         }
+    }
+
+    /// How the volume was left. A server that ended in order has closed it, if it wrote.
+    fn look(&mut self) -> Option<Left> {
+        let has_ended = std::mem::take(&mut self.has_ended);
+        let left = self.sound(self.volume?.left(&self.disk))??;
+        self.context.count(|counters| {
+            counters.volumes_unclean += u64::from(!left.is_closed);
+            counters.volumes_closed += u64::from(has_ended && left.is_closed);
+        });
+        let has_written = self.left.is_none_or(|before| before.session < left.session);
+        if has_ended && has_written && !left.is_closed {
+            self.context.fail("the target ended in order and did not close the volume");
+        }
+        Some(left)
+    }
+
+    /// What was read, or a failure of the run.
+    fn sound<T>(&self, read: Result<T, String>) -> Option<T> {
+        read.map_err(|text| self.context.fail(format!("the volume on the disk: {text}"))).ok()
+    }
+
+    /// What the disk of LUN 0 holds, read through its volume; to be called while no server runs. `None`: the run has failed.
+    pub(crate) fn contents(&self) -> Option<Vec<u8>> {
+        let Some(volume) = self.volume else { return Some(self.disk.contents()) };
+        let found = self.sound(volume.read(&self.disk, true))?;
+        if volume.has_memory() && self.sound(volume.read(&self.disk, false))? != found {
+            self.context.fail("who only reads the volume sees what the next writer does not find");
+        }
+        Some(found)
+    }
+
+    /// Whether writes that were acknowledged and not flushed are lost with the server's process.
+    pub(crate) fn has_memory(&self) -> bool {
+        self.volume.is_some_and(Volume::has_memory)
     }
 
     /// Kills the server without notice, with the power of the machine or without.
@@ -102,7 +173,10 @@ impl Target {
             handle.stop();
         }
         match server.wait() {
-            Ok(()) => true,
+            Ok(()) => {
+                self.has_ended = true;
+                true
+            }
             Err(error) => {
                 self.context.fail(format!("the target did not end in order: {error}"));
                 false

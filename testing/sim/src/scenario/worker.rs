@@ -186,6 +186,8 @@ impl Worker {
         }
         let operation = self.board.operation();
         let (zeroes, durable) = (kind < durable, (durable..written).contains(&kind));
+        let is_long = self.board.long_zeroes && zeroes && self.random.one_in(4);
+        let count = if is_long { self.sectors.end - first } else { count };
         let (offset, length) = (first * SECTOR as u64, count * SECTOR as u64);
         let stamp = Stamp { sequence: operation, writer: self.process };
         let (kind, value) = if zeroes {
