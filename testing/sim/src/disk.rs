@@ -46,6 +46,8 @@ struct Media {
     life: u32,
     /// The user has ended and no other has begun: threads that still run get nothing.
     stopped: bool,
+    /// Requests until the power fails; `None`: it does not by itself.
+    left: Option<u64>,
     random: Random,
     latency_max: u64,
     /// Effects of all writes, in order: sector and value. `None` unless recording.
@@ -167,6 +169,7 @@ impl Disk {
             air_last: 0,
             life: 0,
             stopped: false,
+            left: None,
             random,
             latency_max,
             effects: None,
@@ -196,6 +199,11 @@ impl Disk {
 
     pub fn start(&self) {
         self.lock().stopped = false;
+    }
+
+    /// Lets the power fail after so many requests; the user's later ones get no answer. `None`: not any more.
+    pub fn fail_after(&self, requests: Option<u64>) {
+        self.lock().left = requests;
     }
 
     pub fn contents(&self) -> Vec<u8> {
@@ -383,6 +391,11 @@ impl Endpoint for DiskEndpoint {
         let slot = event.token.key as usize;
         let request = self.requests[slot].as_mut().expect("its timer was set");
         if request.done.is_none() {
+            if media.left == Some(0) {
+                media.stop(true);
+                return;
+            }
+            media.left = media.left.map(|left| left - 1);
             Self::perform(&mut media, &request.request.kind, request.air);
             let most = media.latency_max;
             let later = io.now() + Duration::from_micros(media.random.magnitude(1..most));

@@ -120,8 +120,9 @@ pub(super) fn play(context: &Context, drains: bool, strict: bool) -> Result<(), 
     for _ in 0..random.within(1..12) {
         context.sleep(Duration::from_micros(random.magnitude(100..3_000_000)))?;
         let power = random.one_in(2);
-        match random.within(0..10) {
-            0 | 1 => {
+        let kind = random.within(0..10);
+        match kind {
+            0 | 1 | 9 if kind < 9 || target.has_memory() => {
                 match target.has_memory() {
                     _ if power => board.history().cut(Cut::Certain),
                     // What reached the disk is in its cache.
@@ -133,6 +134,12 @@ pub(super) fn play(context: &Context, drains: bool, strict: bool) -> Result<(), 
                 board.fence();
                 if target.has_memory() {
                     board.check(context, &target);
+                    if sealing.one_in(2) {
+                        target.boot_in_vain(&mut sealing);
+                        board.history().cut(Cut::Certain);
+                        board.fence();
+                        board.check(context, &target);
+                    }
                 }
                 target.boot();
             }

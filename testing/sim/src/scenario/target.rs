@@ -92,6 +92,21 @@ impl Target {
 
     pub(crate) fn boot(&mut self) {
         self.left = self.look();
+        match self.start() {
+            Ok(server) => self.server = Some(server),
+            Err(error) => self.context.fail(format!("the target does not start: {error}")),
+        }
+    }
+
+    /// Boots into a power cut while the volume is opened, as after a failure of the mains. To be followed by [`Self::boot`].
+    pub(crate) fn boot_in_vain(&mut self, random: &mut Random) {
+        self.disk.fail_after(Some(random.magnitude(1..40)));
+        self.server = self.start().ok();
+        self.disk.fail_after(None);
+        self.kill(true);
+    }
+
+    fn start(&self) -> Result<Server, String> {
         let mut config = self.config.clone();
         self.disks().for_each(Disk::start);
         let start = || {
@@ -101,10 +116,7 @@ impl Target {
             }
             Server::start(config).map_err(|error| error.to_string())
         };
-        match self.context.on(self.machine, start) {
-            Ok(server) => self.server = Some(server),
-            Err(error) => self.context.fail(format!("the target does not start: {error}")),
-        }
+        self.context.on(self.machine, start)
     }
 
     /// How the volume was left. A server that ended in order has closed it, if it wrote.
