@@ -113,6 +113,12 @@ pub enum OpenError {
     /// A sealed volume and its freshness file are not of one state.
     #[error("{0}")]
     OlderState(String),
+    /// The freshness file is of another volume, or of this one before it got another key.
+    #[error("{0}")]
+    OtherFreshness(String),
+    /// What a sealed volume holds does not verify with the key of its header.
+    #[error("{0}")]
+    OtherKey(String),
     /// No keyslot of the volume opens with what was given, or nothing was given.
     #[error("{0}")]
     Passphrase(String),

@@ -108,10 +108,22 @@ pub(crate) fn volume_type(word: &str) -> Option<&'static str> {
     nearest(word, &TYPES).filter(|_| !TYPES.contains(&word))
 }
 
-/// For options of a sealed volume that are given as options of a command.
-pub(crate) fn option_of_a_volume(argument: &str) -> Option<String> {
+/// For options of a sealed volume that are given as options of a command; `is_of_volume`: of one of `hikyaku volume`, which opens
+/// no volume.
+pub(crate) fn option_of_a_volume(argument: &str, is_of_volume: bool) -> Option<String> {
     let name = argument.strip_prefix("--")?;
     let name = name.split_once('=').map_or(name, |(name, _)| name);
+    match name {
+        "freshness" if is_of_volume => {
+            let text = "leave it out: of the commands on volumes, format makes that file and grow changes it; after reencrypt it is of \
+                        no use";
+            return Some(text.to_owned());
+        }
+        "volume" | "view" if is_of_volume => {
+            return Some("leave it out: this command works on the volume itself".to_owned());
+        }
+        _ => {}
+    }
     ["volume", "view", "password-file", "key-file", "header", "freshness"].contains(&name).then(|| {
         format!(
             "{name} is an option of the endpoint, behind its name: sealed.img,volume=luks2,password-file=pw"
@@ -396,7 +408,11 @@ mod tests {
             ("--verify", false),
             ("volume", false),
         ] {
-            assert_eq!(option_of_a_volume(argument).is_some(), is_of_a_volume, "{argument}");
+            assert_eq!(option_of_a_volume(argument, false).is_some(), is_of_a_volume, "{argument}");
+        }
+        for argument in ["--freshness", "--freshness=f", "--volume"] {
+            let advice = option_of_a_volume(argument, true).unwrap();
+            assert!(advice.starts_with("leave it out") && !advice.contains("endpoint"), "{advice}");
         }
     }
 

@@ -140,7 +140,8 @@ fn hide_variables() -> HashMap<&'static str, Password> {
 fn advise(error: &mut clap::Error, arguments: &[OsString]) {
     if let (ErrorKind::UnknownArgument, Some(ContextValue::String(argument))) =
         (error.kind(), error.get(ContextKind::InvalidArg))
-        && let Some(advice) = advice::option_of_a_volume(argument)
+        && let Some(advice) =
+            advice::option_of_a_volume(argument, arguments.iter().any(|word| word.as_os_str() == "volume"))
     {
         error.remove(ContextKind::SuggestedArg);
         error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![advice.into()]));

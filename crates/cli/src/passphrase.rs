@@ -173,7 +173,7 @@ impl Passphrases {
         }
         match ["password-file", "key-file", "header", "freshness"].iter().copied().find(is_set) {
             Some(name) if !is_set(&"volume") && !is_set(&"view") => {
-                Err(format!("{name} belongs to a sealed volume; volume=luks2 opens one"))
+                Err(format!("{name} belongs to a sealed volume; volume=luks2 or volume=auth opens one"))
             }
             _ => Ok(EndpointKeys {
                 kept: &self.0,

@@ -26,6 +26,13 @@ pub const OLDER_STATE: &str = "if you restored an older copy of the storage or o
      file: open it without the option freshness=, and copy it into a new volume with a freshness file of its own; if you did not, the \
      storage's provider returned an older state";
 
+/// For a freshness file that is not the volume's.
+pub const OTHER_FRESHNESS: &str = "name the freshness file that was made for this volume; one of the time before `hikyaku volume reencrypt` \
+     is of no use: open the volume without the option freshness=, and copy it into a new volume with a freshness file of its own";
+/// For a sealed volume whose header has not the key of what it holds.
+pub const OTHER_KEY: &str = "the header may be one of before a re-encryption, with another key: `hikyaku volume header restore --force` with a \
+     newer backup; if no header was restored, the storage returns other bytes than were written";
+
 /// How a job or a command ended; [`Ending::code`] is its exit status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
@@ -164,6 +171,8 @@ impl Failure {
             ),
             OpenError::NoHeader(_) => (Ending::Refused, NO_HEADER),
             OpenError::OlderState(_) => (Ending::Refused, OLDER_STATE),
+            OpenError::OtherFreshness(_) => (Ending::Refused, OTHER_FRESHNESS),
+            OpenError::OtherKey(_) => (Ending::Refused, OTHER_KEY),
             OpenError::Passphrase(_) => (
                 Ending::Authentication,
                 "give the passphrase's file with password-file=FILE (its first line) or key-file=FILE (all its bytes), or run it at a \
@@ -331,6 +340,8 @@ mod tests {
             (OpenError::Refused("x".into()), 6),
             (OpenError::NoHeader("x".into()), 6),
             (OpenError::OlderState("x".into()), 6),
+            (OpenError::OtherFreshness("x".into()), 6),
+            (OpenError::OtherKey("x".into()), 6),
             (OpenError::Passphrase("x".into()), 4),
             (OpenError::Authentication("x".into()), 4),
             (OpenError::Unprotected("x".into()), 4),

@@ -75,7 +75,7 @@ pub use address::{Address, Local};
 pub(crate) use attach::read_parts;
 pub use attach::{attach, close, event_loop, read};
 pub use estimate::Estimate;
-pub use failure::{Ending, Failure, OLDER_STATE};
+pub use failure::{Ending, Failure, OLDER_STATE, OTHER_FRESHNESS, OTHER_KEY};
 pub use findings::Findings;
 pub use hooks::Hooks;
 pub use host::{Host, Quiet};

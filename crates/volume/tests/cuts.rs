@@ -320,7 +320,10 @@ fn reencryption_begins_and_ends() {
     let key = header.unlock(&mut ended, b"other", None, &LIMITS).unwrap().key;
     assert!(key == next_key && key != old_key);
     let old_header = reread(&mut Disk::new(before.clone()));
-    assert!(!header.has_key_of(&old_header) && old_header.has_key_of(&reread(&mut Disk::new(auth()))));
+    assert!(!header.has_keys_of(&old_header) && old_header.has_keys_of(&reread(&mut Disk::new(auth()))));
+    let (both, ..) = both_keys(&mut began);
+    assert!(both.has_keys_of(&old_header) && both.has_keys_of(&both) && !both.has_keys_of(&header));
+    assert!(!old_header.has_keys_of(&both), "the next key would be lost");
     let start = 32 << 10;
     let areas = start..start + 2 * support::AREA_BYTES as usize;
     for unit in areas.step_by(UNIT) {

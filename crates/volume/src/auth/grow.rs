@@ -51,9 +51,19 @@ impl Room {
         self.superblock.blocks * BLOCK_BYTES as u64
     }
 
+    /// Bytes that the contexts have room for.
+    pub fn capacity_bytes(&self) -> u64 {
+        self.layout.capacity * BLOCK_BYTES as u64
+    }
+
+    /// Bytes of the volume that the storage has room for.
+    pub fn storage_bytes(&self) -> u64 {
+        self.storage_bytes
+    }
+
     /// The largest size.
     pub fn most_bytes(&self) -> u64 {
-        self.storage_bytes.min(self.layout.capacity * BLOCK_BYTES as u64)
+        self.storage_bytes.min(self.capacity_bytes())
     }
 
     /// Makes the volume larger: a write of the superblock's other copy, so that a cut leaves the old size or the new one. `writer`
@@ -65,7 +75,7 @@ impl Room {
         size_bytes: u64,
         writer: [u8; WRITER_BYTES],
     ) -> Result<(), GrowError<S::Error>> {
-        let (now, capacity) = (self.size_bytes(), self.layout.capacity * BLOCK_BYTES as u64);
+        let (now, capacity) = (self.size_bytes(), self.capacity_bytes());
         if size_bytes < now {
             return Err(GrowError::Smaller { now });
         }

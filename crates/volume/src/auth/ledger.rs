@@ -32,7 +32,7 @@ const LOG_PAGES_MAX: usize = 1 << 16;
 pub enum LedgerError {
     #[error("the freshness file is not one, or is damaged")]
     Damaged,
-    #[error("the freshness file is of another volume")]
+    #[error("the freshness file is of another volume, or of the time before a re-encryption")]
     OtherVolume,
     #[error("the freshness file is shorter than the volume needs")]
     Truncated,

@@ -29,7 +29,7 @@ pub use grow::{GrowError, Room, RoomLedgerError};
 pub use keys::Keys;
 pub use layout::{Cipher, Layout, LayoutError, Unit};
 pub use ledger::{LedgerError, format_ledger, ledger_bytes};
-pub use reencrypt::{ReencryptError, Reencryption, ReencryptionProgress};
+pub use reencrypt::{ReencryptError, Reencryption, ReencryptionProgress, Unverified};
 pub use sealer::{Broken, Sealer};
 pub use superblock::Superblock;
 pub use volume::{

@@ -1,7 +1,7 @@
 //! The superblock: size, epoch, sessions and the writer. Two copies; the higher sequence number counts.
 
-use super::SECTOR_BYTES;
 use super::keys::{self, Keys, TAG_BYTES};
+use super::{BLOCK_BYTES, PAGE_BYTES, SECTOR_BYTES};
 
 const MAGIC: &[u8; 8] = b"HKYKVOL1";
 /// Bytes that identify a writer.
@@ -118,6 +118,16 @@ impl Superblock {
             writer: content[56..72].try_into().expect("16 bytes"),
             unclean: (0..count).map(|i| (u32_at(72 + 8 * i), u32_at(76 + 8 * i))).collect(),
         })
+    }
+
+    /// The later of two copies, a page each, as the storage says: nothing of it is verified. Also of a volume in re-encryption.
+    pub fn unverified(copies: &[u8]) -> Option<Self> {
+        let sectors = copies.chunks(PAGE_BYTES).filter_map(|bytes| bytes.get(..SECTOR_BYTES));
+        let parsed = sectors.filter_map(Self::of_content).filter(|copy| {
+            let is_size = (1..=copy.capacity).contains(&copy.blocks);
+            is_size && copy.capacity.checked_mul(BLOCK_BYTES as u64).is_some()
+        });
+        parsed.max_by_key(|copy| copy.sequence)
     }
 
     /// The copy that counts, of the first bytes of both.

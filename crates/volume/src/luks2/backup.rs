@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::change::{first_fit, gaps, wipe};
 use super::error::{ReadError, Refusal};
-use super::header::{Copies, Header, Place, read};
+use super::header::{Copies, Header, Place, read_in_reencryption};
 use super::metadata::Metadata;
 use super::{Random, copies};
 use crate::Storage;
@@ -48,9 +48,10 @@ impl Header {
 }
 
 impl Backup {
-    /// Reads a backup. Bytes behind the keyslot area are ignored.
+    /// Reads a backup, also of a volume in re-encryption. Bytes behind the keyslot area are ignored.
     pub fn parse(mut bytes: Vec<u8>, place: Place) -> Result<Self, Refusal> {
-        let header = read(&mut Bytes(&bytes), place).map_err(|ReadError::Refused(refusal)| refusal)?;
+        let header =
+            read_in_reencryption(&mut Bytes(&bytes), place).map_err(|ReadError::Refused(refusal)| refusal)?;
         if (bytes.len() as u64) < header.size_bytes() {
             return Err(Refusal::Truncated);
         }
@@ -76,7 +77,7 @@ impl Backup {
         if size < needed {
             return Err(RestoreError::TooSmall { size, needed });
         }
-        let present = match read(storage, self.header.place) {
+        let present = match read_in_reencryption(storage, self.header.place) {
             Ok(present) => Some(present),
             Err(ReadError::Refused(_)) => None,
             Err(ReadError::Storage(error)) => return Err(RestoreError::Storage(error)),

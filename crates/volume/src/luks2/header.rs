@@ -72,9 +72,13 @@ impl Header {
         &self.binary.uuid
     }
 
-    /// Whether both headers are of one volume key, by its digest, which no change of keyslots changes.
-    pub fn has_key_of(&self, other: &Self) -> bool {
-        self.metadata.digest.of_key() == other.metadata.digest.of_key()
+    /// Whether the keys of `other` are keys of this header, by their digests, which no change of keyslots changes: the same key for
+    /// the data, and in a re-encryption the one that it moves to.
+    pub fn has_keys_of(&self, other: &Self) -> bool {
+        let (own, others) = (&self.metadata, &other.metadata);
+        let has_next =
+            others.next.iter().all(|next| own.next.iter().any(|own| own.of_key() == next.of_key()));
+        own.digest.of_key() == others.digest.of_key() && has_next
     }
 
     /// Bytes of both copies and the keyslot area.

@@ -9,7 +9,7 @@ use super::machine::{Machine, SEGMENT, STORAGE_BYTES, UUID, keys};
 use volume::Storage;
 use volume::auth::{
     BLOCK_BYTES, Cipher, Failure, Keys, Layout, PAGE_BYTES, ReencryptError, Reencryption, Request, Unit,
-    Volume, format,
+    Unverified, Volume, format,
 };
 
 /// Room for a last group with pages of blocks beyond the volume's end.
@@ -369,11 +369,19 @@ fn a_block_that_does_not_verify_stops_it_or_is_given_up() {
         wrong.write(at, &[0; 512]);
         let mut storage = Recorder::new(unit, wrong, None);
         let stopped = reencrypt(&mut storage, cipher, false, 1);
-        assert_eq!(stopped, Err(ReencryptError::Unverified { offset: 319 * BLOCK }));
+        let unverified = |blocks: &[u64]| {
+            let offsets = blocks.iter().map(|block| block * BLOCK).collect();
+            Err(ReencryptError::Unverified(Unverified { blocks: blocks.len() as u64, offsets }))
+        };
+        assert_eq!(stopped, unverified(&[319]));
         let done = storage.disk.completed();
         storage.disk.make_durable(&done);
         let mut image = storage.disk.image([]);
-        assert_eq!(reencrypt(&mut storage, cipher, true, 2), Ok(1));
+        let mut again = begun(&mut storage, cipher, 2).expect("nothing fails");
+        while again.step(&mut storage, true, &mut |bytes| bytes.fill(5)).expect("nothing fails") {}
+        assert_eq!(again.progress().lost_blocks, 1);
+        let given_up = (319 * BLOCK, 320 * BLOCK);
+        assert!(again.given_up().iter().map(|range| (range.start, range.end)).eq([given_up]));
         let mut machine = opened(new_keys(cipher, unit), cipher, unit, storage.disk.image([]));
         for (block, content) in &expected {
             let read = machine.read(*block);
@@ -386,6 +394,38 @@ fn a_block_that_does_not_verify_stops_it_or_is_given_up() {
         copy(&right, &mut image, at..at + BLOCK);
         check(&image, &expected, (cipher, unit), "the storage returns the block");
     }
+}
+
+/// Before a volume is claimed: what its first part has, without a write.
+#[test]
+fn the_first_part_is_examined_before_the_beginning() {
+    for (cipher, unit) in KINDS {
+        let try_first = |image: Image| {
+            let mut storage = Recorder::new(unit, image, Some(Random(1)));
+            let keys = [&keys(cipher, unit), &new_keys(cipher, unit)];
+            let read = Reencryption::read(&mut storage, keys, (cipher, unit, SEGMENT), 1 << 20);
+            let tried = read.and_then(|mut read| read.try_first(&mut storage, &mut |bytes| bytes.fill(7)));
+            assert!(storage.images.is_empty(), "nothing is written");
+            tried
+        };
+        for is_closed in [true, false] {
+            assert_eq!(try_first(volume(cipher, unit, is_closed)), Ok(()), "closed: {is_closed}");
+        }
+        let mut wrong = volume(cipher, unit, true);
+        for block in [1, 63] {
+            wrong.write(layout(cipher, unit).data_offset(block), &[0; 512]);
+        }
+        let error = try_first(wrong).expect_err("two blocks do not verify");
+        let said = "2 blocks do not verify in the part examined, at bytes 4096, 258048";
+        assert_eq!(error.to_string(), said);
+    }
+}
+
+#[test]
+fn many_blocks_are_counted_and_the_first_ones_are_named() {
+    let unverified = Unverified { blocks: 12, offsets: (0..10).map(|block| block * BLOCK).collect() };
+    let said = unverified.to_string();
+    assert!(said.starts_with("12 blocks") && said.ends_with("32768, 36864, ..."), "{said}");
 }
 
 /// Contents of an older step, in any sectors: an error, or what was there, never anything else.

@@ -144,7 +144,7 @@ pub(in crate::layer) fn view(
     let SegmentKind::Crypt { sector_bytes } = kind else {
         return Err(OpenError::Refused("a view is of type luks2, and the header of another".to_owned()));
     };
-    let mut shown = header.backup(&mut storage).map_err(read_error)?;
+    let mut shown = header.backup(&mut storage).map_err(|error| read_error(error, Place::Attached))?;
     shown.truncate(usize::try_from(offset_bytes).unwrap_or(usize::MAX));
     let uuid = String::from_utf8_lossy(header.uuid()).into_owned();
     let unlocked = Unlocked {
@@ -181,7 +181,7 @@ fn unlock(
     place: Place,
     keys: &dyn Keys,
 ) -> Result<(Header, luks2::Unlocked), OpenError> {
-    let header = luks2::read(storage, place).map_err(read_error)?;
+    let header = luks2::read(storage, place).map_err(|error| read_error(error, place))?;
     let mut attempt = 0;
     while let Some(secret) = keys.secret(attempt)? {
         match header.unlock(storage, &secret, None, &limits()) {
@@ -214,8 +214,13 @@ pub fn flaw(copies: Copies) -> Option<&'static str> {
     }
 }
 
-pub fn read_error(error: ReadError<IoError>) -> OpenError {
+/// The error of reading a header that lies at `place`.
+pub fn read_error(error: ReadError<IoError>, place: Place) -> OpenError {
     match error {
+        ReadError::Refused(Refusal::AuthReencryption) if place == Place::Detached => OpenError::Refused(
+            "the volume is in re-encryption; `hikyaku volume reencrypt --header FILE` completes it"
+                .to_owned(),
+        ),
         ReadError::Refused(refusal @ (Refusal::NotLuks | Refusal::Damaged(_))) => {
             OpenError::NoHeader(refusal.to_string())
         }

@@ -12,7 +12,7 @@ use serde_json::json;
 use volume::auth::{self, BLOCK_BYTES, Layout, LayoutError, Unit, format_ledger, ledger_bytes};
 use volume::luks2::{self, AuthCipher, Facts, Format, FormatError, HEADER_AREA_BYTES, Pbkdf, SegmentKind};
 
-use super::{OfVolume, Passphrase, done, named, pbkdf, random};
+use super::{OfVolume, Passphrase, by_options, done, named, pbkdf, random};
 use crate::context::Context;
 use crate::endpoint::Named;
 use crate::error::{Exit, Failure};
@@ -146,8 +146,19 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
         let hint = format!("{},create --data-size SIZE makes a new file", path.display());
         return Err(Failure::failed(ATTEMPTED, text, "it does not exist").hint(hint));
     }
+    if let Some((data, capacity)) = args.data_size.zip(args.capacity).filter(|(data, most)| most < data) {
+        let cause =
+            format!("--capacity {} is less than the data, {}", units::bytes(capacity), units::bytes(data));
+        return Err(Failure::usage(ATTEMPTED, text, cause)
+            .hint("a larger --capacity, or none: then the volume does not grow"));
+    }
+    if let Some(path) = args.of.header.as_ref().filter(|path| path.display().to_string().contains(',')) {
+        let cause = "--header takes the name of a file, without options and without a comma";
+        return Err(Failure::usage(ATTEMPTED, path.display().to_string(), cause)
+            .hint("leave out create: the file is made if it does not exist"));
+    }
     refusals::spoil_path(&text, &named.spec)?;
-    let secret = args.passphrase.source().read_new(context, &text)?;
+    let secret = args.passphrase.source().read_new(context, &text).map_err(by_options)?;
     let pbkdf = args.pbkdf.costs()?;
     let options = block::OpenOptions { writable: true, request_alignment: 4096, allow_in_use: false };
     let new = NewFile::of(named.path());

@@ -77,7 +77,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
                 let cause = "a volume of type luks2 ends with its storage";
                 return Err(Failure::usage(ATTEMPTED, text, cause).hint("leave out --size"));
             }
-            say(context, args, ("luks2", &text), [bytes, bytes]);
+            say(context, args, ("luks2", &text), [bytes, bytes], None);
             context.remark("a volume of type luks2 ends with its storage: there is nothing to do");
             return Ok(Exit::Done);
         }
@@ -88,7 +88,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     let storage = data.as_mut().unwrap_or(&mut opened.storage);
     let failed = |error: GrowError<IoError>| match &error {
         GrowError::Storage(cause) => Failure::io(ATTEMPTED, text.clone(), cause),
-        GrowError::Damaged => Failure::refused(ATTEMPTED, text.clone(), &error),
+        GrowError::Damaged => Failure::refused(ATTEMPTED, text.clone(), &error).hint(job::OTHER_KEY),
         GrowError::Smaller { now } => {
             let cause = format!("it has {}, and does not become smaller", units::bytes(*now));
             Failure::usage(ATTEMPTED, text.clone(), cause).hint("copy into a new volume")
@@ -117,7 +117,8 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
         let (offset, bytes) = ledger.note(&room, &keys)?;
         ledger.write(offset, &bytes)?;
     }
-    say(context, args, ("auth", &text), [before, room.size_bytes()]);
+    let end = Growth::of(&room);
+    say(context, args, ("auth", &text), [before, room.size_bytes()], Some(&end));
     Ok(Exit::Done)
 }
 
@@ -136,7 +137,8 @@ impl Ledger {
     }
 
     fn failure(text: &str, error: &std::io::Error) -> Failure {
-        Failure::failed("use the freshness file", text, error.to_string())
+        let failure = Failure::failed("use the freshness file", text, error.to_string());
+        if error.kind() == std::io::ErrorKind::NotFound { failure.hint("check the name") } else { failure }
     }
 
     /// What is to be written for this state of the volume. Fails if the file is not of it.
@@ -155,6 +157,7 @@ impl Ledger {
                 RoomLedgerError::OldVolume | RoomLedgerError::Ledger(LedgerError::Behind) => {
                     failure.hint(job::OLDER_STATE)
                 }
+                RoomLedgerError::Ledger(LedgerError::OtherVolume) => failure.hint(job::OTHER_FRESHNESS),
                 RoomLedgerError::Ledger(_) => failure,
             }
         })
@@ -166,7 +169,29 @@ impl Ledger {
     }
 }
 
-fn say(context: &Context, args: &Args, (kind, text): (&str, &str), [before, bytes]: [u64; 2]) {
+/// What a volume of type auth can become.
+struct Growth {
+    capacity_bytes: u64,
+    /// Its storage has room for more than it can have.
+    is_at_capacity: bool,
+}
+
+impl Growth {
+    fn of(room: &Room) -> Self {
+        let capacity_bytes = room.capacity_bytes();
+        let is_at_capacity = room.size_bytes() == capacity_bytes && room.storage_bytes() > capacity_bytes;
+        Self { capacity_bytes, is_at_capacity }
+    }
+}
+
+fn say(
+    context: &Context,
+    args: &Args,
+    (kind, text): (&str, &str),
+    [before, bytes]: [u64; 2],
+    growth: Option<&Growth>,
+) {
+    let is_at_capacity = growth.is_some_and(|growth| growth.is_at_capacity);
     if args.json {
         output::json(&json!({
             "schema": output::SCHEMA,
@@ -174,10 +199,18 @@ fn say(context: &Context, args: &Args, (kind, text): (&str, &str), [before, byte
             "type": kind,
             "data_bytes": bytes,
             "data_bytes_before": before,
+            "capacity_bytes": growth.map(|growth| growth.capacity_bytes),
+            "is_at_capacity": is_at_capacity,
         }));
     } else if before == bytes {
         done(context, &format!("the volume has {}, as before", units::bytes(bytes)));
     } else {
         done(context, &format!("the volume has {}; it had {}", units::bytes(bytes), units::bytes(before)));
+    }
+    if is_at_capacity {
+        context.remark(
+            "that is all it was made for (volume format --capacity), and the storage has room for more: to use it, copy into a new \
+             volume",
+        );
     }
 }

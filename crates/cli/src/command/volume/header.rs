@@ -84,7 +84,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
 }
 
 fn backup(context: &Context, args: &BackupArgs) -> Result<Exit, Failure> {
-    let mut opened = args.of.open(context, Use::Read, "back up the header of")?;
+    let mut opened = args.of.open_in_reencryption(context, Use::Read, "back up the header of")?;
     let bytes = opened.header.backup(&mut opened.storage).map_err(|error| match error {
         ReadError::Refused(refusal) => {
             Failure::refused("back up the header of", opened.text.clone(), refusal)
@@ -137,33 +137,44 @@ fn restore(context: &Context, args: &RestoreArgs) -> Result<Exit, Failure> {
             Failure::refused("restore the header from", file.clone(), "it is no backup of a header")
                 .hint("a file that `hikyaku volume header backup` or `cryptsetup luksHeaderBackup` made")
         }
-        refusal => Failure::refused("restore the header from", file.clone(), refusal),
+        refusal @ Refusal::Reencryption => Failure::refused(
+            "restore the header from",
+            file.clone(),
+            format!("of the header in this file: {refusal}"),
+        )
+        .hint("`cryptsetup luksHeaderRestore` restores it"),
+        refusal => {
+            let cause = format!("the header in this file is not accepted: {refusal}");
+            Failure::refused("restore the header from", file.clone(), cause)
+        }
     })?;
     let (text, mut storage) = args.of.storage(context, Use::Replace, ATTEMPTED)?;
     let _lock = args.of.lock(context, ATTEMPTED)?;
     let uuid = backup.header().facts().uuid;
-    let there = luks2::read(&mut storage, args.of.place());
-    match there.map(|there| (there.facts().uuid, there.has_key_of(backup.header()))) {
-        Ok((there, true)) if there == uuid => {}
+    let there = luks2::read_in_reencryption(&mut storage, args.of.place());
+    let present = there
+        .map(|there| (there.facts().uuid, backup.header().has_keys_of(&there), there.is_in_reencryption()));
+    match present {
+        Ok((there, true, _)) if there == uuid => {}
         _ if args.force => {}
-        Ok((there, false)) if there == uuid => {
+        Ok((there, false, true)) if there == uuid => {
+            let hint =
+                "complete it first: with another header the blocks that have the new key are lost (--force)";
+            return Err(Failure::refused(ATTEMPTED, text, Refusal::AuthReencryption).hint(hint));
+        }
+        Ok((there, false, false)) if there == uuid => {
             let cause =
                 "it has another key than the file's header: the volume was re-encrypted, or made anew";
             return Err(Failure::refused(ATTEMPTED, text, cause)
                 .hint("--force, if the storage holds the data of then: what has the present key is lost without its header"));
         }
-        Ok((there, _)) => {
+        Ok((there, ..)) => {
             let cause = format!("it holds the volume {there}, and the file has the header of {uuid}");
             return Err(
                 Failure::refused(ATTEMPTED, text, cause).hint("--force, if its header may be overwritten")
             );
         }
         Err(ReadError::Storage(cause)) => return Err(Failure::io(ATTEMPTED, text, &cause)),
-        Err(ReadError::Refused(refusal @ Refusal::AuthReencryption)) => {
-            let hint =
-                "complete it first: with another header the blocks that have the new key are lost (--force)";
-            return Err(Failure::refused(ATTEMPTED, text, refusal).hint(hint));
-        }
         Err(ReadError::Refused(refusal)) => {
             return Err(Failure::refused(ATTEMPTED, text, refusal)
                 .hint(format!("--force, if that is where the volume {uuid} was")));

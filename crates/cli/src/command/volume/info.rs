@@ -1,7 +1,8 @@
 //! `volume info`: what a header says. No key is needed, so none of it is proved.
 
+use block::layer::volume as layer;
 use serde_json::{Value, json};
-use volume::auth::Reencryption;
+use volume::auth::{BLOCK_BYTES, Cipher, Reencryption, Superblock};
 use volume::luks2::{Copies, Pbkdf, Priority, SegmentKind, SlotFacts};
 
 use super::{OfVolume, Opened, Use};
@@ -27,7 +28,14 @@ pub(super) struct Args {
 pub(super) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     const ATTEMPTED: &str = "read the volume's header of";
     let mut opened = args.of.open_in_reencryption(context, Use::Read, ATTEMPTED)?;
-    let moved = moved(args, &mut opened, ATTEMPTED)?;
+    let state = state(args, &mut opened, ATTEMPTED)?;
+    let is_in_reencryption = opened.header.is_in_reencryption();
+    let moved = state
+        .as_ref()
+        .filter(|_| is_in_reencryption)
+        .and_then(|(cipher, state)| Reencryption::unverified(*cipher, state));
+    let superblock = state.as_ref().and_then(|(_, state)| Superblock::unverified(state));
+    let bytes = |blocks: u64| blocks * BLOCK_BYTES as u64;
     let facts = opened.header.facts();
     let (kind, sector) = match facts.segment.kind {
         SegmentKind::Crypt { sector_bytes } => ("luks2", sector_bytes),
@@ -54,10 +62,12 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
             "data_bytes": facts.segment.size_bytes,
             "sequence_number": facts.sequence_number,
             "copies": copies,
-            "slots": facts.slots.iter().map(slot_object).collect::<Vec<_>>(),
+            "size_bytes": superblock.as_ref().map(|superblock| bytes(superblock.blocks)),
+            "capacity_bytes": superblock.as_ref().map(|superblock| bytes(superblock.capacity)),
+            "slots": facts.slots.iter().map(|slot| slot_object(slot, is_in_reencryption)).collect::<Vec<_>>(),
             "tokens": facts.tokens.iter().map(|token| json!({ "token": token.token, "type": token.kind })).collect::<Vec<_>>(),
             "requirements": facts.requirements,
-            "in_reencryption": opened.header.is_in_reencryption(),
+            "in_reencryption": is_in_reencryption,
             "groups_moved": moved.map(|(moved, _)| moved),
             "groups": moved.map(|(_, groups)| groups),
         }));
@@ -75,41 +85,57 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
         }),
         ("copies".to_owned(), copies_text.to_owned()),
     ];
-    rows.extend(facts.slots.iter().map(|slot| (format!("keyslot {}", slot.slot), slot_text(slot))));
+    if let Some(superblock) = superblock {
+        let [size, capacity] =
+            [superblock.blocks, superblock.capacity].map(|blocks| units::bytes(bytes(blocks)));
+        rows.insert(5, ("size".to_owned(), format!("{size}; it can grow to {capacity} (volume grow)")));
+    }
+    rows.extend(
+        facts
+            .slots
+            .iter()
+            .map(|slot| (format!("keyslot {}", slot.slot), slot_text(slot, is_in_reencryption))),
+    );
     rows.extend(facts.tokens.iter().map(|token| (format!("token {}", token.token), token.kind.clone())));
     if !facts.requirements.is_empty() {
         rows.push(("requirements".to_owned(), facts.requirements.join(", ")));
     }
-    if opened.header.is_in_reencryption() {
-        let moved = moved.map(|(moved, groups)| format!("{moved} of {groups} groups of blocks are done; "));
-        let text = "`hikyaku volume reencrypt` completes it";
-        rows.push(("re-encryption".to_owned(), moved.unwrap_or_default() + text));
+    if is_in_reencryption {
+        let moved =
+            moved.map(|(moved, groups)| format!("{} % done; ", u128::from(moved) * 100 / u128::from(groups)));
+        let header = if args.of.header.is_some() { " --header FILE" } else { "" };
+        let text =
+            format!("`hikyaku volume reencrypt{header}` completes it, and the volume does not open before");
+        rows.push(("re-encryption".to_owned(), moved.unwrap_or_default() + &text));
     }
     output::line(&output::pairs(&rows, output::columns()));
     Ok(Exit::Done)
 }
 
-/// Of a volume in re-encryption, the groups of blocks that have the new key, and all of them. `None`: it has not begun, or
-/// the data is elsewhere than the header.
-fn moved(args: &Args, opened: &mut Opened, attempted: &str) -> Result<Option<(u64, u64)>, Failure> {
+/// Of a volume of type auth, its cipher and both copies of its superblock. `None` if the data is elsewhere than the header.
+fn state(args: &Args, opened: &mut Opened, attempted: &str) -> Result<Option<(Cipher, Vec<u8>)>, Failure> {
     let segment = opened.header.segment().clone();
-    let SegmentKind::Auth { cipher, .. } = segment.kind else { return Ok(None) };
+    let SegmentKind::Auth { cipher, unit_bytes } = segment.kind else { return Ok(None) };
     let place = Reencryption::state_bytes(segment.offset_bytes);
     let size = opened.storage.endpoint().capability().size_bytes;
-    if args.of.header.is_some() || !opened.header.is_in_reencryption() || place.end > size {
+    if args.of.header.is_some() || place.end > size {
         return Ok(None);
     }
     let mut state = vec![0; (place.end - place.start) as usize];
     let read = opened.storage.read(place.start, &mut state);
     read.map_err(|error| Failure::io(attempted, opened.text.clone(), &error))?;
-    Ok(Reencryption::unverified(cipher, &state))
+    let (cipher, _) = layer::of_header(cipher, unit_bytes)
+        .map_err(|error| Failure::open(attempted, opened.text.clone(), &error))?;
+    Ok(Some((cipher, state)))
 }
 
-fn slot_object(slot: &SlotFacts) -> Value {
+fn slot_object(slot: &SlotFacts, is_in_reencryption: bool) -> Value {
     let mut object = json!({
         "slot": slot.slot,
         "opens_the_data": slot.is_bound,
         "is_ignored": slot.priority == Priority::Ignored,
+        "has_next_key": slot.is_next,
+        "will_be_removed": slot.is_bound && is_in_reencryption,
         "kdf": slot.pbkdf.name(),
     });
     match slot.pbkdf {
@@ -126,7 +152,7 @@ fn slot_object(slot: &SlotFacts) -> Value {
     object
 }
 
-fn slot_text(slot: &SlotFacts) -> String {
+fn slot_text(slot: &SlotFacts, is_in_reencryption: bool) -> String {
     let costs = match slot.pbkdf {
         Pbkdf::Pbkdf2 { hash, iterations } => format!("{} {iterations} iterations", hash.name()),
         Pbkdf::Argon2i(costs) | Pbkdf::Argon2id(costs) => {
@@ -138,6 +164,7 @@ fn slot_text(slot: &SlotFacts) -> String {
     let note = match (slot.is_bound, slot.priority) {
         (false, _) if slot.is_next => "; has the new key",
         (false, _) => "; does not open the data",
+        (true, _) if is_in_reencryption => "; has the old key, and will be removed",
         (_, Priority::Ignored) => "; only if it is named",
         _ => "",
     };

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::Subcommand;
 use serde_json::json;
 
-use super::{OfVolume, Passphrase, Use, done, pbkdf, random};
+use super::{OfVolume, Passphrase, Use, by_options, done, pbkdf, random};
 use crate::context::Context;
 use crate::error::{Exit, Failure};
 use crate::output;
@@ -40,7 +40,8 @@ pub(super) struct Common {
 /// Change a passphrase
 ///
 /// The new one is durable before the old one is removed: a power cut leaves one of them, or both. An older copy of the header still
-/// opens with the old one; `copy` into a new volume is what makes that useless.
+/// opens with the old one. If others know that passphrase: `volume reencrypt` gives a volume of type auth another key; else `copy`
+/// into a new volume.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Examples:\n  hikyaku volume passwd /dev/sdx\n  hikyaku volume passwd sealed.img --password-file old --new-password-file new"
@@ -121,7 +122,11 @@ impl NewPassphrase {
             (None, Some(path)) => Source::KeyFile(path.clone()),
             (None, None) => Source::Terminal,
         };
-        source.read_new(context, text)
+        source.read_new(context, text).map_err(|failure| {
+            let failure = by_options(failure);
+            let hint = failure.hint.replace("--password-file", "--new-password-file");
+            failure.hint(hint.replace("--key-file", "--new-key-file"))
+        })
     }
 }
 

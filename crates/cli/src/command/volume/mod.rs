@@ -167,9 +167,8 @@ impl OfVolume {
     ) -> Result<Opened, Failure> {
         let (text, mut storage) = self.storage(context, used, attempted)?;
         let header = read(&mut storage, self.place()).map_err(|error| {
-            let mut failure = Failure::open(attempted, text.clone(), &layer::read_error(error));
-            // As these commands name it.
-            failure.hint = failure.hint.replace("header=FILE", "--header FILE");
+            let mut failure = Failure::open(attempted, text.clone(), &layer::read_error(error, self.place()));
+            failure.hint = as_options(&failure.hint);
             failure
         })?;
         // A change repairs it.
@@ -212,7 +211,7 @@ impl OfVolume {
 impl Opened {
     /// The key, by the passphrase from `source`, and the slot that it opened.
     fn unlock(&mut self, source: &Source, attempted: &str) -> Result<(u8, VolumeKey), Failure> {
-        let secret = source.read(&self.text)?;
+        let secret = secret(source, &self.text)?;
         self.unlock_by(&secret, source, attempted)
     }
 
@@ -257,6 +256,23 @@ impl Opened {
             _ => Failure::failed(attempted, self.text.clone(), &error),
         })
     }
+}
+
+/// The passphrase of the volume `object`.
+fn secret(source: &Source, object: &str) -> Result<Secret, Failure> {
+    source.read(object).map_err(by_options)
+}
+
+/// A failure whose hint names options of an endpoint: as these commands have them.
+fn by_options(failure: Failure) -> Failure {
+    let hint = as_options(&failure.hint);
+    failure.hint(hint)
+}
+
+fn as_options(hint: &str) -> String {
+    ["header", "password-file", "key-file"]
+        .iter()
+        .fold(hint.to_owned(), |hint, name| hint.replace(&format!("{name}=FILE"), &format!("--{name} FILE")))
 }
 
 /// The storage beneath a volume: these commands work on the header itself.

@@ -20,7 +20,7 @@ const LANES_MAX: usize = 4;
 const PBKDF2_TRIAL: u32 = 20_000;
 const PBKDF2_MIN: u64 = 1000;
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Kind {
     Argon2id,
     Argon2i,
@@ -31,23 +31,40 @@ pub(crate) enum Kind {
 #[derive(Debug, clap::Args)]
 #[group(skip)]
 pub(crate) struct Args {
-    /// How the passphrase becomes a key
-    #[arg(long, value_name = "KDF", value_enum, default_value = "argon2id")]
-    pbkdf: Kind,
+    /// How the passphrase becomes a key [default: argon2id]
+    #[arg(long, value_name = "KDF", value_enum)]
+    pbkdf: Option<Kind>,
 
     /// Memory of each derivation, now and at each later opening [default: at most 1G, half of this machine's]
     #[arg(long, value_name = "SIZE", value_parser = units::parse_size)]
     pbkdf_memory: Option<u64>,
 
-    /// How long a derivation takes on this machine, in milliseconds
-    #[arg(long, value_name = "MS", default_value = "2000",
-          value_parser = clap::value_parser!(u64).range(1..=60_000))]
-    iter_time: u64,
+    /// How long a derivation takes on this machine, in milliseconds [default: 2000]
+    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=60_000))]
+    iter_time: Option<u64>,
 }
+
+const ITER_TIME_MS_DEFAULT: u64 = 2000;
 
 impl Args {
     /// Costs by measurement: first the memory grows to its bound, then the passes.
     pub(crate) fn costs(&self) -> Result<Pbkdf, Failure> {
+        self.measured(Kind::Argon2id)
+    }
+
+    /// Those of `present`, unless an option says otherwise: then its kind, unless an option names one.
+    pub(crate) fn costs_like(&self, present: &Pbkdf) -> Result<Pbkdf, Failure> {
+        if self.pbkdf.is_none() && self.pbkdf_memory.is_none() && self.iter_time.is_none() {
+            return Ok(*present);
+        }
+        self.measured(match present {
+            Pbkdf::Pbkdf2 { .. } => Kind::Pbkdf2,
+            Pbkdf::Argon2i(_) => Kind::Argon2i,
+            Pbkdf::Argon2id(_) => Kind::Argon2id,
+        })
+    }
+
+    fn measured(&self, kind: Kind) -> Result<Pbkdf, Failure> {
         let limit = limits().memory_bytes_max;
         let usage =
             |cause: String| Failure::usage("choose the costs of the passphrase", "--pbkdf-memory", cause);
@@ -62,8 +79,8 @@ impl Args {
         if memory_max / 1024 < MEMORY_KIB_MIN {
             return Err(usage(format!("at least {MEMORY_KIB_MIN}K")));
         }
-        let aim = Duration::from_millis(self.iter_time);
-        Ok(match self.pbkdf {
+        let aim = Duration::from_millis(self.iter_time.unwrap_or(ITER_TIME_MS_DEFAULT));
+        Ok(match self.pbkdf.unwrap_or(kind) {
             Kind::Pbkdf2 => {
                 let trial = Pbkdf::Pbkdf2 { hash: Hash::Sha256, iterations: PBKDF2_TRIAL };
                 let rate = f64::from(PBKDF2_TRIAL) / took(&trial).as_secs_f64();
@@ -97,4 +114,20 @@ fn took(pbkdf: &Pbkdf) -> Duration {
     // A derivation that has no memory here fails when the volume's key is derived, and says so then.
     let _ = pbkdf.derive(b"measured", &[0; SALT_BYTES], &mut key);
     start.elapsed()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn costs_stay_as_they_are_unless_an_option_says_otherwise() {
+        let present = Pbkdf::Argon2i(Argon2Costs { passes: 5, memory_kib: 64, lanes: 1 });
+        let none = Args { pbkdf: None, pbkdf_memory: None, iter_time: None };
+        assert_eq!(none.costs_like(&present).unwrap(), present);
+        let time = Args { iter_time: Some(1), pbkdf_memory: Some(64 << 10), ..none };
+        assert!(matches!(time.costs_like(&present).unwrap(), Pbkdf::Argon2i(costs) if costs.passes != 5));
+        let kind = Args { pbkdf: Some(Kind::Pbkdf2), iter_time: Some(1), pbkdf_memory: None };
+        assert!(matches!(kind.costs_like(&present).unwrap(), Pbkdf::Pbkdf2 { .. }));
+    }
 }

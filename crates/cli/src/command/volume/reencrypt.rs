@@ -4,10 +4,10 @@ use std::time::{Duration, Instant};
 
 use block::layer::volume as layer;
 use block::{Blocking, IoError};
-use job::Sample;
+use job::{Ending, Sample};
 use serde_json::json;
 use volume::auth::{self, BATCH_BLOCKS_MAX, BLOCK_BYTES, ReencryptError, Reencryption, ReencryptionProgress};
-use volume::luks2::{SegmentKind, VolumeKey};
+use volume::luks2::{SegmentKind, UnlockError, VolumeKey};
 
 use super::{OfVolume, Opened, Passphrase, Use, done, named, pbkdf, random};
 use crate::context::Context;
@@ -18,12 +18,16 @@ use crate::{output, units};
 
 /// Give a volume another key, in place
 ///
-/// All data of a volume of type auth is encrypted anew; its passphrase stays. An older copy of the header, and a passphrase of then,
-/// open nothing that is written from now on. Meanwhile the volume does not open: close it on all hosts first. A power cut or an
-/// interruption loses nothing, and the same command goes on. Other passphrases are removed, and a freshness file of the volume does
-/// not fit it afterwards. The storage's owner can keep copies of the old header and data: they open with the passphrases of then.
+/// All data of a volume of type auth is encrypted anew; its passphrase stays, and the costs of its keyslot unless an option says
+/// otherwise. The old key, and an older copy of the header, open nothing of what the storage holds afterwards. They still open what
+/// was copied from the storage before. Meanwhile the volume does not open: close it on all hosts first. A power cut or an
+/// interruption loses nothing, and the same command goes on; it takes the passphrase that it began with. Other passphrases are
+/// removed, and a freshness file of the volume does not fit it afterwards.
 #[derive(Debug, clap::Args)]
 #[command(
+    mut_arg("pbkdf", |arg| arg.help("How the passphrase becomes a key [default: as now]")),
+    mut_arg("iter_time", |arg| arg.help("How long a derivation takes on this machine, in milliseconds [default: as now, or 2000]")),
+    mut_arg("pbkdf_memory", |arg| arg.help("Memory of each derivation [default: as now, or at most 1G, half of this machine's]")),
     after_help = "Examples:\n  hikyaku volume reencrypt /dev/sdx\n  hikyaku volume reencrypt auth.img --password-file pw --remove-keyslots"
 )]
 pub(super) struct Args {
@@ -40,7 +44,7 @@ pub(super) struct Args {
     #[arg(long)]
     remove_keyslots: bool,
 
-    /// Give up blocks that do not verify: they stay errors, whatever the storage returns later
+    /// Give up blocks that do not verify: they are errors until they are written again, whatever the storage returns later
     #[arg(long)]
     force: bool,
 
@@ -64,7 +68,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
         .map_err(|error| Failure::open(ATTEMPTED, text.clone(), &error))?;
     let mut data = args.data(context)?;
     let source = args.passphrase.source();
-    let secret = source.read(&opened.text)?;
+    let secret = super::secret(&source, &opened.text)?;
     let (slot, key) = opened.unlock_by(&secret, &source, ATTEMPTED)?;
     let removed: Vec<u8> = others(&opened, slot);
     let next = args.next(&mut opened, &secret, key.bytes().len(), &removed)?;
@@ -80,7 +84,13 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     );
     let mut reencryption = reencryption.map_err(|error| failure(&text, &error))?;
     if !opened.header.is_in_reencryption() {
-        let pbkdf = args.pbkdf.costs()?;
+        if !args.force {
+            let tried = reencryption.try_first(data.as_mut().unwrap_or(&mut opened.storage), &mut random);
+            tried.map_err(|error| unchanged(&text, &error))?;
+        }
+        let slots = opened.header.facts().slots;
+        let present = slots.iter().find(|facts| facts.slot == slot).expect("the slot that opened");
+        let pbkdf = args.pbkdf.costs_like(&present.pbkdf)?;
         let _lock = args.of.lock(context, ATTEMPTED)?;
         let keys = [&key, &next];
         let begun = opened.header.begin_reencryption(&mut opened.storage, keys, &secret, &pbkdf, &mut random);
@@ -88,14 +98,14 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     }
     let begin = Instant::now();
     let storage = data.as_mut().unwrap_or(&mut opened.storage);
-    let progress = move_all(context, &text, &mut reencryption, storage, args.force)?;
+    move_all(context, &text, &mut reencryption, storage, args.force)?;
     {
         let _lock = args.of.lock(context, ATTEMPTED)?;
         let finished = opened.header.finish_reencryption(&mut opened.storage, slot, &mut random);
         opened.changed(ATTEMPTED, finished)?;
     }
-    say(context, args, &text, (slot, &removed), (progress, begin.elapsed()));
-    Ok(if progress.lost_blocks > 0 { Exit::Unreadable } else { Exit::Done })
+    say(context, args, &text, (slot, &removed), &reencryption, begin.elapsed());
+    Ok(if reencryption.progress().lost_blocks > 0 { Exit::Unreadable } else { Exit::Done })
 }
 
 impl Args {
@@ -121,10 +131,14 @@ impl Args {
     ) -> Result<VolumeKey, Failure> {
         if opened.header.is_in_reencryption() {
             let next = opened.header.unlock_next(&mut opened.storage, secret, &layer::limits());
-            return next.map_err(|error| {
-                let advice =
-                    "the passphrase opens the old key only: give the one that the re-encryption began with";
-                opened.locked(error, ATTEMPTED, || advice.to_owned())
+            return next.map_err(|error| match error {
+                UnlockError::WrongPassphrase => {
+                    let cause =
+                        "the passphrase opens the old key only: the re-encryption began with another one";
+                    Failure::new(Ending::Authentication, ATTEMPTED, opened.text.clone(), cause)
+                        .hint("give the one that the re-encryption began with")
+                }
+                error => opened.locked(error, ATTEMPTED, String::new),
             });
         }
         if !others.is_empty() && !self.remove_keyslots {
@@ -157,7 +171,7 @@ fn move_all(
     reencryption: &mut Reencryption,
     storage: &mut Blocking,
     gives_up: bool,
-) -> Result<ReencryptionProgress, Failure> {
+) -> Result<(), Failure> {
     let _orderly = context.stop.orderly();
     let failed = |error: ReencryptError<IoError>| failure(text, &error);
     let mut writer = [0; 16];
@@ -167,26 +181,41 @@ fn move_all(
     let mut display = Progress::new(context);
     while reencryption.step(storage, gives_up, &mut random).map_err(failed)? {
         let ReencryptionProgress { moved_bytes, total_bytes, .. } = reencryption.progress();
+        // Of this run, also where it goes on.
         let rate = ((moved_bytes - first) as f64 / begin.elapsed().as_secs_f64()) as u64;
-        let left = (total_bytes - moved_bytes).checked_div(rate).map(Duration::from_secs);
+        let left = (total_bytes - moved_bytes).checked_div(rate).filter(|seconds| *seconds > 0);
         display.update(&Sample {
             phase: "re-encrypt",
             bytes: moved_bytes,
             total: total_bytes,
-            data_bytes: moved_bytes - first,
+            data_bytes: moved_bytes,
             rate,
             data_rate: rate,
-            eta: left,
+            eta: left.map(Duration::from_secs),
             ..Sample::default()
         });
         if context.stop.is_requested() {
             display.finish();
-            let hint = "the same command goes on; until it is complete the volume does not open";
-            return Err(context.stop.failure(ATTEMPTED, text).hint(hint));
+            return Err(context
+                .stop
+                .failure(ATTEMPTED, text)
+                .hint(format!("the same command goes on; {CLOSED}")));
         }
     }
     display.finish();
-    Ok(reencryption.progress())
+    Ok(())
+}
+
+const CLOSED: &str = "until it is complete the volume does not open";
+
+/// Of a part that was examined before the header is changed.
+fn unchanged(text: &str, error: &ReencryptError<IoError>) -> Failure {
+    match error {
+        ReencryptError::Unverified { .. } => Failure::failed(ATTEMPTED, text, error).hint(
+            "the volume is as before, and opens; with --force such blocks are given up: they are errors until they are written again",
+        ),
+        error => failure(text, error),
+    }
 }
 
 fn failure(text: &str, error: &ReencryptError<IoError>) -> Failure {
@@ -196,9 +225,13 @@ fn failure(text: &str, error: &ReencryptError<IoError>) -> Failure {
             let hint = "nothing is lost: the same command goes on";
             if failure.hint.is_empty() { failure.hint(hint) } else { failure }
         }
-        ReencryptError::Unverified { .. } => Failure::failed(ATTEMPTED, text, error).hint(
-            "the same command goes on when the storage returns the right bytes; with --force such blocks are given up, and stay errors",
-        ),
+        ReencryptError::Unverified { .. } => Failure::failed(ATTEMPTED, text, error).hint(format!(
+            "the same command goes on when the storage returns the right bytes; with --force such blocks are given up: they are errors \
+             until they are written again; {CLOSED}"
+        )),
+        ReencryptError::Damaged | ReencryptError::OtherKey => {
+            Failure::refused(ATTEMPTED, text, error).hint(job::OTHER_KEY)
+        }
         ReencryptError::Foreign => Failure::failed(ATTEMPTED, text, error)
             .hint("close the volume on all hosts; then the same command goes on"),
         _ => Failure::refused(ATTEMPTED, text, error),
@@ -210,12 +243,24 @@ fn say(
     args: &Args,
     text: &str,
     (slot, removed): (u8, &[u8]),
-    (progress, took): (ReencryptionProgress, Duration),
+    reencryption: &Reencryption,
+    took: Duration,
 ) {
-    let lost = progress.lost_blocks;
+    let ReencryptionProgress { moved_bytes, lost_blocks: lost, .. } = reencryption.progress();
+    let given_up = reencryption.given_up();
     if lost > 0 {
         let bytes = units::bytes(lost * BLOCK_BYTES as u64);
-        context.warn(&format!("{text}: {bytes} did not verify and were given up: they stay errors"));
+        context.warn(&format!(
+            "{text}: {bytes} did not verify and were given up: they are errors until they are written again"
+        ));
+        for range in given_up {
+            context.remark(&format!("given up: bytes {} to {}", range.start, range.end - 1));
+        }
+        let listed: u64 = given_up.iter().map(|range| range.end - range.start).sum();
+        let rest = lost - (listed / BLOCK_BYTES as u64).min(lost);
+        if rest > 0 {
+            context.remark(&format!("given up, and not listed: {rest} more blocks of {BLOCK_BYTES} bytes"));
+        }
     }
     if args.json {
         output::json(&json!({
@@ -223,8 +268,9 @@ fn say(
             "endpoint": text,
             "slot": slot,
             "slots_removed": removed,
-            "moved_bytes": progress.moved_bytes,
+            "moved_bytes": moved_bytes,
             "lost_blocks": lost,
+            "lost_ranges": given_up.iter().map(|range| json!({ "offset": range.start, "bytes": range.end - range.start })).collect::<Vec<_>>(),
             "seconds": took.as_secs_f64(),
         }));
         return;
@@ -233,7 +279,7 @@ fn say(
         [] => String::new(),
         slots => format!("; removed: keyslot{} {}", if slots.len() == 1 { "" } else { "s" }, numbers(slots)),
     };
-    let moved = units::bytes(progress.moved_bytes);
+    let moved = units::bytes(moved_bytes);
     done(
         context,
         &format!(
@@ -242,7 +288,8 @@ fn say(
         ),
     );
     context.remark(
-        "copies of the old header and data that the storage's owner kept still open with the passphrases of then; \
-         make a new backup of the header: see hikyaku volume header backup",
+        "the old key opens nothing of what the storage holds now; whoever copied the old header together with the old data can still \
+         open that copy. A freshness file of the volume does not fit it any more. Make a new backup of the header: see hikyaku volume \
+         header backup",
     );
 }

@@ -23,8 +23,8 @@ pub(super) struct Run {
     data: Vec<u8>,
     /// Blocks that have to be written, in order.
     moves: Vec<(u64, Context)>,
-    /// Blocks that do not verify and are given up.
-    pub(super) lost: u64,
+    /// Blocks that do not verify, in order.
+    pub(super) lost: Vec<u64>,
 }
 
 /// A block whose pair says that it is written.
@@ -65,12 +65,12 @@ impl Run {
 }
 
 impl Reencryption {
-    /// Reads neighbouring groups, and seals again what is of the old key. Nothing is written.
+    /// Reads neighbouring groups, and seals again what is of the old key. Nothing is written. A block that does not
+    /// verify is given up in what is returned.
     pub(super) fn examine<S: Storage>(
         &self,
         storage: &mut S,
         groups: Range<u64>,
-        gives_up: bool,
         random: Random<'_>,
     ) -> Result<Run, ReencryptError<S::Error>> {
         let (layout, cipher) = (&self.layout, self.layout.cipher);
@@ -86,7 +86,7 @@ impl Reencryption {
             first_block: blocks.start,
             data: vec![0; (stored.end - stored.start) as usize * BLOCK_BYTES],
             moves: Vec::new(),
-            lost: 0,
+            lost: Vec::new(),
         };
         storage.read(layout.page_offset(pages.start), &mut run.stored).map_err(ReencryptError::Storage)?;
         storage.read(layout.data_offset(blocks.start), &mut run.data).map_err(ReencryptError::Storage)?;
@@ -115,11 +115,10 @@ impl Reencryption {
                         run.moves.push((block, sealed));
                     }
                     (Some(Version::New(context)), _) => settled.set_only(cipher, index, &context),
-                    _ if gives_up => {
+                    _ => {
                         settled.set_void(cipher, index);
-                        run.lost += 1;
+                        run.lost.push(block);
                     }
-                    _ => return Err(ReencryptError::Unverified { offset: block * BLOCK_BYTES as u64 }),
                 }
             }
             run.beside.extend_from_slice(beside.bytes());

@@ -8,6 +8,7 @@ mod chunk;
 mod recover;
 mod state;
 
+use std::fmt;
 use std::ops::Range;
 
 use super::context::SESSION_MAX;
@@ -21,6 +22,10 @@ use state::Moving;
 
 /// Bytes of the map that are read or written in one request.
 const MAP_REQUEST_BYTES: usize = 1 << 20;
+/// Most offsets of an [`Unverified`].
+const OFFSETS_MAX: usize = 10;
+/// Most ranges of [`Reencryption::given_up`].
+const GIVEN_UP_MAX: usize = 100;
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReencryptError<E> {
@@ -30,9 +35,9 @@ pub enum ReencryptError<E> {
     Damaged,
     #[error("sector {sector} of the volume's map does not verify")]
     Map { sector: u64 },
-    /// Nothing of the block's surroundings was changed.
-    #[error("the block at byte {offset} does not verify")]
-    Unverified { offset: u64 },
+    /// Blocks of one part, of which nothing was changed.
+    #[error(transparent)]
+    Unverified(#[from] Unverified),
     #[error("the new key in the header is not the one that the re-encryption began with")]
     OtherKey,
     #[error("the storage ends within the volume")]
@@ -41,6 +46,28 @@ pub enum ReencryptError<E> {
     Exhausted,
     #[error("another program has begun to re-encrypt the volume, or uses it")]
     Foreign,
+}
+
+/// Blocks that do not verify in the part that was examined.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unverified {
+    pub blocks: u64,
+    /// Bytes of the volume at which the first [`OFFSETS_MAX`] of them begin.
+    pub offsets: Vec<u64>,
+}
+
+impl std::error::Error for Unverified {}
+
+impl fmt::Display for Unverified {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let [offset] = self.offsets[..] {
+            return write!(f, "the block at byte {offset} does not verify");
+        }
+        let offsets: Vec<_> = self.offsets.iter().map(u64::to_string).collect();
+        let more = if self.blocks > self.offsets.len() as u64 { ", ..." } else { "" };
+        let (blocks, offsets) = (self.blocks, offsets.join(", "));
+        write!(f, "{blocks} blocks do not verify in the part examined, at bytes {offsets}{more}")
+    }
 }
 
 /// How far a re-encryption is.
@@ -73,6 +100,7 @@ pub struct Reencryption {
     settled: u64,
     /// Blocks given up of groups from `settled` on, and of those from [`Moving::moved`] to `settled`.
     losing: [u64; 2],
+    given_up: Vec<Range<u64>>,
     /// The last batch of the journal.
     batch: u64,
 }
@@ -93,8 +121,8 @@ enum Stage {
     Done,
 }
 
-impl std::fmt::Debug for Reencryption {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for Reencryption {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Reencryption").field("stage", &self.stage).finish_non_exhaustive()
     }
 }
@@ -153,6 +181,7 @@ impl Reencryption {
             step_groups: (blocks_max / layout.blocks_per_group()).max(1),
             settling: Vec::new(),
             losing: [0; 2],
+            given_up: Vec::new(),
             batch: 0,
             layout,
             state,
@@ -208,6 +237,11 @@ impl Reencryption {
         progress
     }
 
+    /// The bytes of the volume whose blocks this value gave up: the first ranges, whose number is bounded.
+    pub fn given_up(&self) -> &[Range<u64>] {
+        &self.given_up
+    }
+
     /// The bytes that [`Self::unverified`] takes, for a segment at this offset.
     pub fn state_bytes(segment: u64) -> Range<u64> {
         segment..segment + 2 * PAGE_BYTES as u64
@@ -221,6 +255,25 @@ impl Reencryption {
         let blocks = moving.superblock.blocks;
         let groups = layout.group_of(blocks.checked_sub(1)?) + 1;
         Some((moving.moved.min(groups), groups))
+    }
+
+    /// Before [`Self::begin`], whether the first part verifies: then the volume can stay as it is. Nothing is written. Not of a
+    /// volume whose journal is to be written to its places first.
+    pub fn try_first<S: Storage>(
+        &mut self,
+        storage: &mut S,
+        random: Random<'_>,
+    ) -> Result<(), ReencryptError<S::Error>> {
+        let is_begun = self.stage != Stage::Data || self.state.first_session > 0;
+        if is_begun || (self.layout.unit == Unit::Bytes512 && !self.state.superblock.is_closed) {
+            return Ok(());
+        }
+        let before = self.state.clone();
+        self.state.superblock.note_unclean();
+        self.state.first_session = before.superblock.session + 1;
+        let examined = self.examine_next(storage, random);
+        self.state = before;
+        verified(&examined?.0).map_err(ReencryptError::from)
     }
 
     /// Claims the volume, durably, so that a program that has it open notices. `writer` is randomness.
@@ -307,16 +360,29 @@ impl Reencryption {
         gives_up: bool,
         random: Random<'_>,
     ) -> Result<(), ReencryptError<S::Error>> {
-        let (ranges, end) = self.next_groups();
-        let examined = ranges.into_iter().map(|groups| self.examine(storage, groups, gives_up, random));
-        let runs = examined.collect::<Result<Vec<_>, _>>()?;
+        let (runs, end) = self.examine_next(storage, random)?;
+        if !gives_up {
+            verified(&runs)?;
+        }
         self.look(storage)?;
+        runs.iter().flat_map(|run| &run.lost).for_each(|block| note(&mut self.given_up, *block));
         self.write_runs(storage, runs, end).map_err(ReencryptError::Storage)?;
         if self.state.moved == self.groups_end() {
             storage.flush().map_err(ReencryptError::Storage)?;
             self.stage = Stage::Map;
         }
         Ok(())
+    }
+
+    /// The groups to move next, and the first one behind them.
+    fn examine_next<S: Storage>(
+        &self,
+        storage: &mut S,
+        random: Random<'_>,
+    ) -> Result<(Vec<chunk::Run>, u64), ReencryptError<S::Error>> {
+        let (ranges, end) = self.next_groups();
+        let examined = ranges.into_iter().map(|groups| self.examine(storage, groups, random));
+        Ok((examined.collect::<Result<_, _>>()?, end))
     }
 
     /// Groups to move next, and the first one behind them.
@@ -363,7 +429,7 @@ impl Reencryption {
         self.losing = [0, self.losing[0]];
         for run in runs {
             run.write_data(storage, &layout)?;
-            self.losing[0] += run.lost;
+            self.losing[0] += run.lost.len() as u64;
             self.settling.push(run.into_settled(&layout));
         }
         self.at = end;
@@ -408,6 +474,24 @@ impl Reencryption {
             storage.flush()?;
         }
         Ok(())
+    }
+}
+
+fn verified(runs: &[chunk::Run]) -> Result<(), Unverified> {
+    let lost = || runs.iter().flat_map(|run| &run.lost);
+    let offsets: Vec<_> = lost().take(OFFSETS_MAX).map(|block| block * BLOCK_BYTES as u64).collect();
+    if offsets.is_empty() { Ok(()) } else { Err(Unverified { blocks: lost().count() as u64, offsets }) }
+}
+
+/// Adds a block to the ranges of bytes, unless there are too many.
+fn note(ranges: &mut Vec<Range<u64>>, block: u64) {
+    let start = block * BLOCK_BYTES as u64;
+    let end = start + BLOCK_BYTES as u64;
+    let has_room = ranges.len() < GIVEN_UP_MAX;
+    match ranges.last_mut() {
+        Some(last) if last.end == start => last.end = end,
+        _ if has_room => ranges.push(start..end),
+        _ => {}
     }
 }
 

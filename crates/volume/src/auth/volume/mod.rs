@@ -159,13 +159,13 @@ pub enum Failure<E> {
     #[error("{0}")]
     Storage(E),
     /// The stored block, or its context, is not one that a holder of the key wrote there.
-    #[error("block {block} does not verify")]
+    #[error("the block at byte {} does not verify", block * BLOCK_BYTES as u64)]
     Unverified { block: u64 },
     /// Another writer has claimed the volume.
     #[error("another writer uses the volume")]
     Foreign,
     /// The context of the block, or of one beside it, verifies and is not that of the last flush.
-    #[error("the storage has an older state of block {block} than was flushed")]
+    #[error("the storage has an older state of the block at byte {} than was flushed", block * BLOCK_BYTES as u64)]
     OldBlock { block: u64 },
     #[error("the storage has an older state of the volume than was flushed")]
     OldVolume,

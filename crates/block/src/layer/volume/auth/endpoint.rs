@@ -187,6 +187,8 @@ impl Auth {
                     Some(Failure::OldVolume | Failure::Ledger(LedgerError::Behind)) => {
                         OpenError::OlderState(text)
                     }
+                    Some(Failure::Ledger(LedgerError::OtherVolume)) => OpenError::OtherFreshness(text),
+                    Some(Failure::Damaged) => OpenError::OtherKey(text),
                     _ => OpenError::Refused(text),
                 })
             }
