@@ -186,13 +186,13 @@ fn changes_by_the_provider(context: &Context, cipher: &'static str, unit: u64) -
         let block = random.random_range(0..BYTES / BLOCK);
         let at = data + block * BLOCK + random.random_range(0..BLOCK);
         flip(&file, at)?;
-        let said = format!("block {block} does not verify");
+        let said = format!("the block at byte {} does not verify", block * BLOCK);
         place.compare(context, &plain, &sealed)?.expect(1)?.says(&said)?;
         restore(data + block * BLOCK, BLOCK)?;
     }
     let (one, two) = (data + 10 * BLOCK, data + 11 * BLOCK);
     file.write_all_at(&image[two as usize..(two + BLOCK) as usize], one)?;
-    place.compare(context, &plain, &sealed)?.expect(1)?.says("block 10 does not verify")?;
+    place.compare(context, &plain, &sealed)?.expect(1)?.says("the block at byte 40960 does not verify")?;
     restore(one, BLOCK)?;
     // The same block of another volume, with its context and all else.
     let start = SEGMENT;
@@ -317,8 +317,13 @@ fn grows(context: &Context) -> Result<()> {
     grow(&["--size", "25M"])?.expect(6)?.says("it was made to grow to 24 MiB at most")?;
     grow(&["--size", "4M"])?.expect(2)?;
     grow(&["--size", "12M"])?.success()?;
-    let said = grow(&[])?.success()?.stdout;
-    ensure!(said.contains("24 MiB; it had 12 MiB"), "{said}");
+    let grown = grow(&[])?.success()?.says("made for")?;
+    ensure!(grown.stdout.contains("24 MiB; it had 12 MiB"), "{}", grown.text());
+    let again = grow(&["--json"])?.success()?.json()?;
+    ensure!(again["is_at_capacity"] == true && again["capacity_bytes"] == 24 << 20, "{again}");
+    let info = ["volume", "info", &image.display().to_string(), "--json"];
+    let info = context.ours(&info, LIMIT)?.success()?.json()?;
+    ensure!(info["size_bytes"] == 24 << 20 && info["capacity_bytes"] == 24 << 20, "{info}");
     let mut expected = std::fs::read(&plain)?;
     expected.resize(24 << 20, 0);
     let expected_file = place.path("expected");
@@ -357,9 +362,9 @@ fn older_states(context: &Context, cipher: &'static str, unit: u64) -> Result<()
     // Behind superblock and map: contexts and data.
     let (map, data) = (SEGMENT as usize + 8192, now.len() - BYTES as usize);
     std::fs::write(&image, [&now[..map + 4096], &old[map + 4096..]].concat())?;
-    compare()?.expect(1)?.says("an older state of block 0")?.says(new_volume)?;
+    compare()?.expect(1)?.says("an older state of the block at byte 0")?.says(new_volume)?;
     std::fs::write(&image, [&now[..data], &old[data..]].concat())?;
-    compare()?.expect(1)?.says("block 0 does not verify")?;
+    compare()?.expect(1)?.says("the block at byte 0 does not verify")?;
     std::fs::write(&image, now)?;
     compare()?.success()?;
     for (file, said) in [(&old_fresh[..], "an older copy"), (&now_fresh[..9000], "shorter")] {
@@ -367,7 +372,7 @@ fn older_states(context: &Context, cipher: &'static str, unit: u64) -> Result<()
         compare()?.expect(6)?.says(said)?;
     }
     std::fs::remove_file(&fresh)?;
-    compare()?.expect(1)?.says("opening the freshness file")?;
+    compare()?.expect(1)?.says("opening the freshness file")?.says("check the name")?;
     std::fs::write(&fresh, now_fresh)?;
     compare()?.success()?;
     // Written without the file.
@@ -432,7 +437,7 @@ fn reencryption_is_cut(context: &Context, cipher: &'static str, unit: u64) -> Re
 
 /// What is refused before and during a re-encryption, and a block that does not verify.
 fn reencryption_refuses(context: &Context) -> Result<()> {
-    let place = Place::new(context, CIPHERS[1], 4096)?;
+    let place = Place::new(context, CIPHERS[1], 512)?;
     let (image, pw) = (place.path("sealed.img").display().to_string(), place.pw().display().to_string());
     let other = place.path("other");
     crate::target::private_file(other.clone(), "another one")?;
@@ -460,31 +465,54 @@ fn reencryption_refuses(context: &Context) -> Result<()> {
         .says("keyslot 1 has another passphrase")?
         .says("--remove-keyslots")?;
     place.compare(context, &plain, &sealed)?.success()?;
-    // The second block is another one: nothing around it moves until it is returned, or given up.
+    // The second block is another one: the volume stays as it is.
     let file = OpenOptions::new().read(true).write(true).open(&image)?;
-    let at = file.metadata()?.len() - BYTES + BLOCK;
-    flip(&file, at)?;
+    let data = file.metadata()?.len() - BYTES;
+    flip(&file, data + BLOCK)?;
+    let before = std::fs::read(&image)?;
     let bad = reencrypt(&image, &pw, &["--remove-keyslots"])?.expect(1)?;
-    bad.says("the block at byte 4096 does not verify")?.says("--force")?;
+    bad.says("the block at byte 4096 does not verify")?.says("the volume is as before")?;
+    ensure!(std::fs::read(&image)? == before, "a re-encryption that does not begin wrote");
+    flip(&file, data + BLOCK)?;
+    // Two behind the first part: nothing around them moves until they are returned, or given up.
+    for block in [1000, 1003] {
+        flip(&file, data + block * BLOCK)?;
+    }
+    let bad = reencrypt(&image, &pw, &["--remove-keyslots"])?.expect(1)?;
+    bad.says("2 blocks do not verify in the part examined, at bytes 4096000, 4108288")?
+        .says("until it is complete the volume does not open")?
+        .says("--force")?;
     place.compare(context, &plain, &sealed)?.expect(6)?.says("`hikyaku volume reencrypt`")?;
     for words in [
         &add[..],
         &["passwd", &image, "--password-file", &pw, "--new-password-file", &other],
         &["key", "remove", &image, "--slot", "1"],
         &["grow", &image, "--password-file", &pw],
-        &["header", "backup", &image, &place.path("never").display().to_string()],
         &["header", "restore", &image, &backup],
     ] {
         volume(words)?.expect(6)?.says("in re-encryption")?;
     }
-    reencrypt(&image, &other, &[])?.expect(4)?.says("the one that the re-encryption began with")?;
+    reencrypt(&image, &other, &[])?.expect(4)?.says("the passphrase opens the old key only")?;
     let said = volume(&["info", &image])?.success()?.stdout;
-    ensure!(said.contains("0 of 39 groups of blocks are done"), "{said}");
+    ensure!(said.contains("7 % done") && said.matches("will be removed").count() == 2, "{said}");
     let given_up = std::fs::read(&image)?;
-    reencrypt(&image, &pw, &["--force"])?.expect(7)?.says("4 KiB did not verify and were given up")?;
-    place.compare(context, &plain, &sealed)?.expect(1)?.says("block 1 does not verify")?;
-    std::fs::write(&image, given_up)?;
-    flip(&file, at)?;
+    reencrypt(&image, &pw, &["--force"])?
+        .expect(7)?
+        .says("8 KiB did not verify and were given up: they are errors until they are written again")?
+        .says("given up: bytes 4096000 to 4100095")?
+        .says("given up: bytes 4108288 to 4112383")?;
+    place.compare(context, &plain, &sealed)?.expect(1)?.says("the block at byte 4096000 does not verify")?;
+    std::fs::write(&image, &given_up)?;
+    for block in [1000, 1003] {
+        flip(&file, data + block * BLOCK)?;
+    }
+    // The header is lost and comes back with both keys; its restoration over itself needs no force.
+    let both = place.path("both").display().to_string();
+    volume(&["header", "backup", &image, &both])?.success()?;
+    volume(&["header", "restore", &image, &both])?.success()?;
+    file.write_all_at(&vec![0; SEGMENT as usize], 0)?;
+    volume(&["header", "restore", &image, &both])?.expect(6)?;
+    volume(&["header", "restore", &image, &both, "--force"])?.success()?;
     let said = reencrypt(&image, &pw, &[])?.success()?.stdout;
     ensure!(said.contains("24 MiB re-encrypted") && said.contains("removed: keyslot 1"), "{said}");
     place.compare(context, &plain, &sealed)?.success()?;
@@ -494,7 +522,15 @@ fn reencryption_refuses(context: &Context) -> Result<()> {
     volume(&["header", "restore", &image, &backup])?.expect(6)?.says("it has another key")?;
     place.compare(context, &plain, &sealed)?.success()?;
     volume(&["header", "restore", &image, &backup, "--force"])?.success()?;
-    place.compare(context, &plain, &sealed)?.expect(6)?.says("does not verify")?;
+    place
+        .compare(context, &plain, &sealed)?
+        .expect(6)?
+        .says("does not verify")?
+        .says("before a re-encryption")?;
+    // A header with both keys is complete again by the same command.
+    volume(&["header", "restore", &image, &both])?.success()?;
+    reencrypt(&image, &pw, &["--remove-keyslots"])?.success()?;
+    place.compare(context, &plain, &sealed)?.success()?;
     Ok(())
 }
 
