@@ -26,6 +26,10 @@ pub const OLDER_STATE: &str = "if you restored an older copy of the storage or o
      file: open it without the option freshness=, and copy it into a new volume with a freshness file of its own; if you did not, the \
      storage's provider returned an older state";
 
+/// Begins the cause of a freshness file that does not open, in `block`.
+const OPENING_FRESHNESS: &str = "opening the freshness file";
+const FRESHNESS_FILE: &str =
+    "check its name; without freshness= the volume opens, and older states are not noticed";
 /// For a freshness file that is not the volume's.
 pub const OTHER_FRESHNESS: &str = "name the freshness file that was made for this volume; one of the time before `hikyaku volume reencrypt` \
      is of no use: open the volume without the option freshness=, and copy it into a new volume with a freshness file of its own";
@@ -195,6 +199,9 @@ impl Failure {
                 Ending::Unreachable,
                 "check the address, the port and the firewall; `hikyaku ls` lists what is there",
             ),
+            OpenError::Failed(text) if text.starts_with(OPENING_FRESHNESS) => {
+                (Ending::Failed, FRESHNESS_FILE)
+            }
             OpenError::Failed(_) => (Ending::Failed, ""),
         };
         Self::new(ending, attempted, object.clone(), once(&object, error)).hint(hint)

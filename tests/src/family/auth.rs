@@ -372,7 +372,7 @@ fn older_states(context: &Context, cipher: &'static str, unit: u64) -> Result<()
         compare()?.expect(6)?.says(said)?;
     }
     std::fs::remove_file(&fresh)?;
-    compare()?.expect(1)?.says("opening the freshness file")?.says("check the name")?;
+    compare()?.expect(1)?.says("opening the freshness file")?.says("check its name")?;
     std::fs::write(&fresh, now_fresh)?;
     compare()?.success()?;
     // Written without the file.

@@ -249,6 +249,7 @@ const ROWS: &[Row] = &[
         &["without options", "the file is made"],
     ),
     ("freshness-of-reencrypt", "volume reencrypt x.img --freshness f", 2, &["leave it out"]),
+    ("read-only-storage", "volume passwd x.img,ro --password-file pw", 6, &["leave out ro"]),
     (
         "format-auth-with-sectors",
         "volume format new.img,create --data-size 1M --type auth --sector-size 1024 --password-file pw",

@@ -88,7 +88,9 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     if let Some(superblock) = superblock {
         let [size, capacity] =
             [superblock.blocks, superblock.capacity].map(|blocks| units::bytes(bytes(blocks)));
-        rows.insert(5, ("size".to_owned(), format!("{size}; it can grow to {capacity} (volume grow)")));
+        let growth =
+            if size == capacity { "it cannot grow".to_owned() } else { format!("it can grow to {capacity}") };
+        rows.insert(5, ("size".to_owned(), format!("{size}; {growth}")));
     }
     rows.extend(
         facts

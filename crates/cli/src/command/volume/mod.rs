@@ -142,6 +142,9 @@ impl OfVolume {
             };
         }
         let named = named(context, &self.endpoint)?;
+        if writable && named.spec.flag("ro") == Ok(true) {
+            return Err(Failure::refused(attempted, named.text, "it is read-only").hint("leave out ro"));
+        }
         let options = OpenOptions { writable, request_alignment: 4096, allow_in_use: used != Use::Replace };
         let medium = named.open_to(attempted, context, &options)?;
         let storage = Blocking::attach(&*medium)

@@ -24,13 +24,8 @@ pub(in crate::layer::volume) struct LedgerFile {
 
 impl LedgerFile {
     pub(in crate::layer::volume) fn open(path: &Path, is_read_only: bool) -> Result<Self, OpenError> {
-        let failed = |error: std::io::Error| {
-            let text = format!("opening the freshness file {}: {error}", path.display());
-            match error.kind() {
-                std::io::ErrorKind::NotFound => OpenError::Missing(text),
-                _ => OpenError::Failed(text),
-            }
-        };
+        let failed =
+            |error| OpenError::Failed(format!("opening the freshness file {}: {error}", path.display()));
         let file = OpenOptions::new().read(true).write(!is_read_only).open(path).map_err(failed)?;
         // A writer locks the file exclusively: the states that two processes recorded would make each other's look older.
         let lock = if is_read_only {
