@@ -170,9 +170,7 @@ impl OfVolume {
     ) -> Result<Opened, Failure> {
         let (text, mut storage) = self.storage(context, used, attempted)?;
         let header = read(&mut storage, self.place()).map_err(|error| {
-            let mut failure = Failure::open(attempted, text.clone(), &layer::read_error(error, self.place()));
-            failure.hint = as_options(&failure.hint);
-            failure
+            by_options(Failure::open(attempted, text.clone(), &layer::read_error(error, self.place())))
         })?;
         // A change repairs it.
         if used == Use::Read
@@ -268,14 +266,10 @@ fn secret(source: &Source, object: &str) -> Result<Secret, Failure> {
 
 /// A failure whose hint names options of an endpoint: as these commands have them.
 fn by_options(failure: Failure) -> Failure {
-    let hint = as_options(&failure.hint);
-    failure.hint(hint)
-}
-
-fn as_options(hint: &str) -> String {
-    ["header", "password-file", "key-file"]
-        .iter()
-        .fold(hint.to_owned(), |hint, name| hint.replace(&format!("{name}=FILE"), &format!("--{name} FILE")))
+    ["header", "password-file", "key-file"].iter().fold(failure, |failure, name| {
+        let hint = failure.hint.replace(&format!("{name}=FILE"), &format!("--{name} FILE"));
+        failure.hint(hint)
+    })
 }
 
 /// The storage beneath a volume: these commands work on the header itself.
