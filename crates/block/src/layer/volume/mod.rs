@@ -10,6 +10,7 @@ mod luks2;
 mod open;
 mod pace;
 
+pub use auth::open_freshness;
 pub use open::{
     Keys, NoKeys, auth_of_keys, detached, flaw, limits, luks2_of_key, of_header, read_error, unlock_error,
 };

@@ -5,7 +5,7 @@ use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use block::{Blocking, Endpoint, IoError, Medium};
+use block::{Blocking, Endpoint, IoError, Location, Medium};
 use clap::ValueEnum;
 use job::refusals;
 use serde_json::json;
@@ -297,7 +297,9 @@ fn auth(
     if capability.granularity > BLOCK_BYTES as u32 {
         return Err(refused(format!("its blocks have {} bytes, more than 4096", capability.granularity)));
     }
-    let unit_bytes = if capability.physical_block_size >= 4096 { 4096 } else { 512 };
+    // The preferred size of an NBD export is one of speed: its server need not keep such blocks whole.
+    let is_nbd = matches!(&named.spec.location, Location::Url(url) if url.starts_with("nbd"));
+    let unit_bytes = if capability.physical_block_size >= 4096 && !is_nbd { 4096 } else { 512 };
     let cipher = match args.cipher {
         None | Some(Cipher::Aes256GcmSiv) => AuthCipher::Aes256GcmSiv,
         Some(Cipher::Aegis256X4) => AuthCipher::Aegis256X4,

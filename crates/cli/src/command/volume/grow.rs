@@ -1,6 +1,6 @@
 //! `volume grow`: a volume takes the room that its storage got.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
@@ -131,7 +131,7 @@ struct Ledger {
 impl Ledger {
     fn open(path: &Path) -> Result<Self, Failure> {
         let text = path.display().to_string();
-        let file = OpenOptions::new().read(true).write(true).open(path);
+        let file = layer::open_freshness(path, true);
         let file = file.map_err(|error| Self::failure(&text, &error))?;
         Ok(Self { text, file })
     }

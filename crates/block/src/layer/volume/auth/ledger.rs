@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
@@ -26,7 +27,7 @@ impl LedgerFile {
     pub(in crate::layer::volume) fn open(path: &Path, is_read_only: bool) -> Result<Self, OpenError> {
         let failed =
             |error| OpenError::Failed(format!("opening the freshness file {}: {error}", path.display()));
-        let file = OpenOptions::new().read(true).write(!is_read_only).open(path).map_err(failed)?;
+        let file = open_freshness(path, !is_read_only).map_err(failed)?;
         // A writer locks the file exclusively: the states that two processes recorded would make each other's look older.
         let lock = if is_read_only {
             FlockOperation::NonBlockingLockShared
@@ -45,6 +46,16 @@ impl LedgerFile {
         let bytes = file.metadata().map_err(failed)?.len();
         Ok(Self { path: path.to_owned(), file, bytes })
     }
+}
+
+/// Opens a freshness file. A FIFO is refused: it would wait for a program at its other end.
+pub fn open_freshness(path: &Path, is_written: bool) -> std::io::Result<File> {
+    let mut options = OpenOptions::new();
+    let file = options.read(true).write(is_written).custom_flags(libc::O_NONBLOCK).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(std::io::Error::other("it is no regular file"));
+    }
+    Ok(file)
 }
 
 /// The file, as one thread sees it.
@@ -161,5 +172,26 @@ impl LedgerIo {
 
     pub(super) fn operations(&self) -> impl Iterator<Item = OperationId> {
         self.in_flight.values().map(|operation| operation.id)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
+
+    use super::*;
+
+    #[test]
+    fn a_freshness_file_is_a_regular_one() {
+        let directory = tempfile::tempdir().unwrap();
+        let fifo = directory.path().join("fifo");
+        mknodat(CWD, &fifo, FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
+        for path in [&fifo, directory.path()] {
+            let error = open_freshness(path, false).unwrap_err();
+            assert!(error.to_string().contains("regular"), "{error}");
+        }
+        let file = directory.path().join("file");
+        std::fs::write(&file, b"a").unwrap();
+        assert!(open_freshness(&file, true).is_ok());
     }
 }

@@ -25,6 +25,7 @@ use crate::{Endpoint, IoError, IoErrorKind, Medium, OpenError};
 use endpoint::Auth;
 pub(super) use ledger::LedgerFile;
 use ledger::LedgerIo;
+pub use ledger::open_freshness;
 
 type Act = Action<IoError>;
 
