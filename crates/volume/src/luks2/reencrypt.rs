@@ -60,8 +60,7 @@ impl Header {
     }
 
     /// Makes the next key the volume's, and removes the keyslots of the one before; their areas are overwritten. The keyslot
-    /// of the next key takes the place of `slot`, one of those, with its number, priority and tokens: it has the
-    /// same passphrase.
+    /// of the next key takes the place of `slot`, one of those, with its number, priority and tokens.
     pub fn finish_reencryption<S: Storage>(
         &mut self,
         storage: &mut S,

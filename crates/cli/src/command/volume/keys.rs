@@ -10,11 +10,11 @@ use super::{OfVolume, Passphrase, Use, by_options, done, pbkdf, random};
 use crate::context::Context;
 use crate::error::{Exit, Failure};
 use crate::output;
-use crate::passphrase::Source;
+use crate::passphrase::{Secret, Source};
 
 /// The new passphrase.
 #[derive(Debug, clap::Args)]
-struct NewPassphrase {
+pub(super) struct NewPassphrase {
     /// The new passphrase is the first line of this file
     #[arg(long, value_name = "FILE", conflicts_with = "new_key_file")]
     new_password_file: Option<PathBuf>,
@@ -116,12 +116,15 @@ impl Args {
 }
 
 impl NewPassphrase {
-    fn read(&self, context: &Context, text: &str) -> Result<crate::passphrase::Secret, Failure> {
-        let source = match (&self.new_password_file, &self.new_key_file) {
-            (Some(path), _) => Source::PasswordFile(path.clone()),
-            (None, Some(path)) => Source::KeyFile(path.clone()),
-            (None, None) => Source::Terminal,
-        };
+    /// Where it is, if an option says so.
+    pub(super) fn source(&self) -> Option<Source> {
+        let password = self.new_password_file.clone().map(Source::PasswordFile);
+        password.or_else(|| self.new_key_file.clone().map(Source::KeyFile))
+    }
+
+    /// What the options name; else asked for.
+    pub(super) fn read(&self, context: &Context, text: &str) -> Result<Secret, Failure> {
+        let source = self.source().unwrap_or(Source::Terminal);
         source.read_new(context, text).map_err(|failure| {
             let failure = by_options(failure);
             let hint = failure.hint.replace("--password-file", "--new-password-file");

@@ -9,6 +9,7 @@ use serde_json::json;
 use volume::auth::{self, BATCH_BLOCKS_MAX, BLOCK_BYTES, ReencryptError, Reencryption, ReencryptionProgress};
 use volume::luks2::{SegmentKind, UnlockError, VolumeKey};
 
+use super::keys::NewPassphrase;
 use super::{OfVolume, Opened, Passphrase, Use, done, named, pbkdf, random};
 use crate::context::Context;
 use crate::error::{Exit, Failure};
@@ -18,17 +19,19 @@ use crate::{output, units};
 
 /// Give a volume another key, in place
 ///
-/// All data of a volume of type auth is encrypted anew; its passphrase stays, and the costs of its keyslot unless an option says
-/// otherwise. The old key, and an older copy of the header, open nothing of what the storage holds afterwards. They still open what
-/// was copied from the storage before. Meanwhile the volume does not open: close it on all hosts first. A power cut or an
-/// interruption loses nothing, and the same command goes on; it takes the passphrase that it began with. Other passphrases are
+/// All data of a volume of type auth is encrypted anew, with the costs of its keyslot unless an option says otherwise. The old key,
+/// and an older copy of the header, open nothing of what the storage holds afterwards. They still open what was copied from the
+/// storage before, and what its owner makes of such a copy: where the owner returns all of it, a passphrase of then opens the
+/// volume, and what you write then is under the old key. With --new-password-file or --new-key-file, a passphrase that the volume
+/// never had, such a volume does not open for you. Meanwhile the volume does not open: close it on all hosts first. A power cut or
+/// an interruption loses nothing, and the same command goes on; it takes the passphrases that it began with. Other passphrases are
 /// removed, and a freshness file of the volume does not fit it afterwards.
 #[derive(Debug, clap::Args)]
 #[command(
     mut_arg("pbkdf", |arg| arg.help("How the passphrase becomes a key [default: as now]")),
     mut_arg("iter_time", |arg| arg.help("How long a derivation takes on this machine, in milliseconds [default: as now, or 2000]")),
     mut_arg("pbkdf_memory", |arg| arg.help("Memory of each derivation [default: as now, or at most 1G, half of this machine's]")),
-    after_help = "Examples:\n  hikyaku volume reencrypt /dev/sdx\n  hikyaku volume reencrypt auth.img --password-file pw --remove-keyslots"
+    after_help = "Examples:\n  hikyaku volume reencrypt /dev/sdx\n  hikyaku volume reencrypt auth.img --password-file leaked --new-password-file new"
 )]
 pub(super) struct Args {
     #[command(flatten)]
@@ -36,6 +39,9 @@ pub(super) struct Args {
 
     #[command(flatten)]
     passphrase: Passphrase,
+
+    #[command(flatten)]
+    new: NewPassphrase,
 
     #[command(flatten)]
     pbkdf: pbkdf::Args,
@@ -71,6 +77,7 @@ pub(super) fn run(context: &Context, args: &Args) -> Result<Exit, Failure> {
     let secret = super::secret(&source, &opened.text)?;
     let (slot, key) = opened.unlock_by(&secret, &source, ATTEMPTED)?;
     let removed: Vec<u8> = others(&opened, slot);
+    let secret = args.new_secret(context, &opened, secret)?;
     let next = args.next(&mut opened, &secret, key.bytes().len(), &removed)?;
     let uuid = opened.header.facts().uuid;
     let keys_of = |key: &VolumeKey| auth::Keys::new(key.bytes(), &uuid, cipher, unit, segment.offset_bytes);
@@ -121,6 +128,16 @@ impl Args {
         storage.map(Some).map_err(|error| Failure::open(ATTEMPTED, named.text, &error))
     }
 
+    /// The passphrase of the new key: the volume's, unless an option names another one.
+    fn new_secret(&self, context: &Context, opened: &Opened, present: Secret) -> Result<Secret, Failure> {
+        match self.new.source() {
+            None => Ok(present),
+            // It was made when the re-encryption began.
+            Some(source) if opened.header.is_in_reencryption() => super::secret(&source, &opened.text),
+            Some(_) => self.new.read(context, &opened.text),
+        }
+    }
+
     /// The key to move to: a new one, or that of the re-encryption under way.
     fn next(
         &self,
@@ -133,10 +150,13 @@ impl Args {
             let next = opened.header.unlock_next(&mut opened.storage, secret, &layer::limits());
             return next.map_err(|error| match error {
                 UnlockError::WrongPassphrase => {
-                    let cause =
-                        "the passphrase opens the old key only: the re-encryption began with another one";
-                    Failure::new(Ending::Authentication, ATTEMPTED, opened.text.clone(), cause)
-                        .hint("give the one that the re-encryption began with")
+                    let cause = match self.new.source() {
+                        None => "the passphrase opens the old key only: the re-encryption began with another one",
+                        Some(_) => "the new passphrase does not open the new key: the re-encryption began with another one",
+                    };
+                    Failure::new(Ending::Authentication, ATTEMPTED, opened.text.clone(), cause).hint(
+                        "give the one that the re-encryption began with, by --new-password-file or --new-key-file if it was given so then",
+                    )
                 }
                 error => opened.locked(error, ATTEMPTED, String::new),
             });
