@@ -534,6 +534,40 @@ fn reencryption_refuses(context: &Context) -> Result<()> {
     Ok(())
 }
 
+/// A passphrase of its own for the new key: nobody opens what the storage held before with it, and what an interruption left
+/// goes on with both.
+fn reencryption_takes_another_passphrase(context: &Context) -> Result<()> {
+    let place = Place::new(context, CIPHERS[0], 512)?;
+    let (image, sealed) = (place.path("sealed.img"), place.sealed("sealed.img", ""));
+    let plain = random_file(place.path("plain"), BYTES, 43)?;
+    context.ours(&["copy", &plain.display().to_string(), &sealed, "--force"], LIMIT)?.success()?;
+    let before = std::fs::read(&image)?;
+    let pw = place.pw().display().to_string();
+    let [next, third] = ["next", "third"].map(|name| place.path(name));
+    crate::target::private_file(next.clone(), "another one")?;
+    crate::target::private_file(third.clone(), "a third one")?;
+    let reencrypt = |beneath: &str, new: &[&Path]| {
+        let endpoint = format!("{}{beneath}", image.display());
+        let mut command = context.command();
+        command.args(["volume", "reencrypt", &endpoint, "--password-file", &pw]);
+        new.iter().for_each(|new| {
+            command.arg("--new-password-file").arg(new);
+        });
+        run(&mut command, LIMIT)
+    };
+    let cut = reencrypt(",crash=after=40:seed=1:unit=512", &[&next])?;
+    ensure!(cut.code == Some(137), "the power did not fail: {}", cut.text());
+    reencrypt("", &[])?.expect(4)?.says("the passphrase opens the old key only")?;
+    reencrypt("", &[&third])?.expect(4)?.says("the new passphrase does not open the new key")?;
+    reencrypt("", &[&next])?.success()?;
+    let by_next = sealed.replace(&pw, &next.display().to_string());
+    place.compare(context, &plain, &by_next)?.success()?;
+    context.ours(&["info", &sealed], LIMIT)?.expect(4)?;
+    std::fs::write(&image, before)?;
+    context.ours(&["info", &by_next], LIMIT)?.expect(4)?;
+    Ok(())
+}
+
 fn cryptsetup_sees_the_header(context: &Context) -> Result<()> {
     let place = Place::new(context, CIPHERS[0], 4096)?;
     let secret = place.path("secret");
@@ -610,6 +644,7 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
         cases.check(&name, || reencryption_is_cut(context, cipher, unit));
     }
     cases.check("reencryption-refuses", || reencryption_refuses(context));
+    cases.check("reencryption-takes-another-passphrase", || reencryption_takes_another_passphrase(context));
     cases.check("grows", || grows(context));
     cases.check("cryptsetup-sees-the-header", || cryptsetup_sees_the_header(context));
     cases.check("a-view-is-the-volume-of-its-storage", || a_view_is_the_volume_of_its_storage(context));
