@@ -52,7 +52,7 @@ pub enum ReencryptError<E> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unverified {
     pub blocks: u64,
-    /// Bytes of the volume at which the first [`OFFSETS_MAX`] of them begin.
+    /// Bytes of the volume at which the first ten of them begin.
     pub offsets: Vec<u64>,
 }
 
