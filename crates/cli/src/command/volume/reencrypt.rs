@@ -31,7 +31,7 @@ use crate::{output, units};
     mut_arg("pbkdf", |arg| arg.help("How the passphrase becomes a key [default: as now]")),
     mut_arg("iter_time", |arg| arg.help("How long a derivation takes on this machine, in milliseconds [default: as now, or 2000]")),
     mut_arg("pbkdf_memory", |arg| arg.help("Memory of each derivation [default: as now, or at most 1G, half of this machine's]")),
-    after_help = "Examples:\n  hikyaku volume reencrypt /dev/sdx\n  hikyaku volume reencrypt auth.img --password-file leaked --new-password-file new"
+    after_help = "Examples:\n  hikyaku volume reencrypt /dev/sdx\n  hikyaku volume reencrypt auth.img --password-file pw --new-password-file new"
 )]
 pub(super) struct Args {
     #[command(flatten)]
