@@ -534,8 +534,8 @@ fn reencryption_refuses(context: &Context) -> Result<()> {
     Ok(())
 }
 
-/// A passphrase of its own for the new key: nobody opens what the storage held before with it, and what an interruption left
-/// goes on with both.
+/// The new key gets a passphrase of its own: an interrupted re-encryption goes on with both passphrases only, and the state from
+/// before it does not open with the new one.
 fn reencryption_takes_another_passphrase(context: &Context) -> Result<()> {
     let place = Place::new(context, CIPHERS[0], 512)?;
     let (image, sealed) = (place.path("sealed.img"), place.sealed("sealed.img", ""));

@@ -308,8 +308,8 @@ fn say(
         ),
     );
     context.remark(
-        "the old key opens nothing of what the storage holds now; whoever copied the old header together with the old data can still \
-         open that copy. A freshness file of the volume does not fit it any more. Make a new backup of the header: see hikyaku volume \
+        "no block that the storage holds now opens with the old key; a copy of the old header and data, such as the storage's owner \
+         can have made, still opens. A freshness file of the volume does not fit it any more. Make a new backup of the header: see hikyaku volume \
          header backup",
     );
 }

@@ -103,6 +103,9 @@ pub struct Reencryption {
     given_up: Vec<Range<u64>>,
     /// The last batch of the journal.
     batch: u64,
+    /// Bytes of the groups that have blocks; of those before `at`.
+    total_bytes: u64,
+    moved_bytes: u64,
 }
 
 /// One of the two keys.
@@ -183,6 +186,8 @@ impl Reencryption {
             losing: [0; 2],
             given_up: Vec::new(),
             batch: 0,
+            total_bytes: 0,
+            moved_bytes: 0,
             layout,
             state,
         };
@@ -190,6 +195,8 @@ impl Reencryption {
             let is_moved = this.state.first_session > 0 && this.state.moved >= this.groups_end();
             this.stage = if is_moved { Stage::Map } else { Stage::Data };
             this.read_map(storage)?;
+            this.total_bytes = this.bytes_of(0..this.groups_end());
+            this.moved_bytes = this.bytes_of(0..this.at.min(this.groups_end()));
         }
         Ok(this)
     }
@@ -221,20 +228,20 @@ impl Reencryption {
     }
 
     pub fn progress(&self) -> ReencryptionProgress {
-        let group_blocks = self.layout.blocks_per_group();
-        let mut progress = ReencryptionProgress {
+        ReencryptionProgress {
+            total_bytes: self.total_bytes,
+            moved_bytes: self.moved_bytes,
             lost_blocks: self.state.lost + self.losing.iter().sum::<u64>(),
-            ..Default::default()
-        };
-        for group in (0..self.groups_end()).filter(|group| self.groups.contains(*group)) {
-            let first = group * group_blocks;
-            let blocks = (self.state.superblock.blocks - first).min(group_blocks);
-            progress.total_bytes += blocks * BLOCK_BYTES as u64;
-            if group < self.at {
-                progress.moved_bytes = progress.total_bytes;
-            }
         }
-        progress
+    }
+
+    /// Bytes of those of the groups that have blocks. The last group ends with the volume.
+    fn bytes_of(&self, groups: Range<u64>) -> u64 {
+        let group_blocks = self.layout.blocks_per_group();
+        let present = groups.filter(|group| self.groups.contains(*group));
+        let blocks =
+            present.map(|group| (self.state.superblock.blocks - group * group_blocks).min(group_blocks));
+        blocks.sum::<u64>() * BLOCK_BYTES as u64
     }
 
     /// The bytes of the volume whose blocks this value gave up: the first ranges, whose number is bounded.
@@ -374,7 +381,7 @@ impl Reencryption {
         Ok(())
     }
 
-    /// The groups to move next, and the first one behind them.
+    /// Reads what the next round moves, and seals it in memory; the first group behind it.
     fn examine_next<S: Storage>(
         &self,
         storage: &mut S,
@@ -432,6 +439,7 @@ impl Reencryption {
             self.losing[0] += run.lost.len() as u64;
             self.settling.push(run.into_settled(&layout));
         }
+        self.moved_bytes += self.bytes_of(self.at..end);
         self.at = end;
         if layout.unit == Unit::Bytes512 {
             // The journal has them.
