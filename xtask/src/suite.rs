@@ -196,7 +196,9 @@ fn test_steps(
         tallies.extend(steps.step("unit tests", || unit_tests("unit", unit)));
         let mut portable: Vec<_> =
             programs.iter().filter(|program| program.drives_io()).map(TestProgram::command).collect();
-        portable.iter_mut().for_each(|command| _ = command.env("HIKYAKU_IO", "portable"));
+        for command in &mut portable {
+            command.env("HIKYAKU_IO", "portable").env("HIKYAKU_HELPERS", "2");
+        }
         tallies.extend(steps.step("unit tests, portable", || unit_tests("unit, portable", portable)));
     }
     let built = programs.iter().find(|program| program.holds_families());

@@ -215,9 +215,10 @@ pub trait Endpoint {
 
     /// Storage that is memory returns a span of its stored bytes, from which data is sent without a read. Those bytes
     /// may change while they are sent, as with any read that races with a write. The process copies them out by
-    /// [`Span::fetch`]. `None`: the caller submits a read.
-    fn borrow(&mut self, offset: u64, length: usize, reader: Reader) -> Option<Span> {
-        let _ = (offset, length, reader);
+    /// [`Span::fetch`]. `None`: the caller submits a read. `now` is the time of the loop's turn: what was looked at in one turn
+    /// holds until its end.
+    fn borrow(&mut self, now: Duration, offset: u64, length: usize, reader: Reader) -> Option<Span> {
+        let _ = (now, offset, length, reader);
         None
     }
 

@@ -1,6 +1,7 @@
 //! `mem:` and `null:`: storage that completes inside `submit`.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use area::{Pool, Region, Span};
 use io::{Event, Io, Owner};
@@ -136,7 +137,7 @@ impl Endpoint for MemoryEndpoint {
 
     fn owners(&self, _owners: &mut Vec<Owner>) {}
 
-    fn borrow(&mut self, offset: u64, length: usize, _reader: Reader) -> Option<Span> {
+    fn borrow(&mut self, _now: Duration, offset: u64, length: usize, _reader: Reader) -> Option<Span> {
         let end = offset.checked_add(length as u64)?;
         (end <= self.capability.size_bytes).then(|| self.stored.slice(offset as usize, length))
     }

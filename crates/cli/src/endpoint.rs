@@ -204,7 +204,7 @@ impl Named {
             if let Some(failure) = keys.failure() {
                 return failure;
             }
-            let failure = Failure::open(attempted, self.text.clone(), &error);
+            let failure = self.failed(attempted, &error);
             let hint = match (&error, self.path()) {
                 (OpenError::Missing(_), Some(path))
                     if self.spec.get("header").is_none() || !path.exists() =>

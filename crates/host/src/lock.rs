@@ -6,6 +6,11 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+/// Time for which a lock may still belong to a dead process, and the interval of the attempts.
+const TIMEOUT: Duration = Duration::from_secs(1);
+const PAUSE: Duration = Duration::from_millis(10);
 
 const USED_BASE: i64 = 100;
 const UNSHARED_BASE: i64 = 200;
@@ -61,6 +66,19 @@ pub fn lock(fd: BorrowedFd<'_>, writable: bool) -> io::Result<bool> {
         }
     }
     Ok(true)
+}
+
+/// Takes a lock by `attempt`, which returns whether it got it, for up to `TIMEOUT`: a killed process keeps its locks until the
+/// kernel has ended its io_uring.
+pub fn of_the_living(mut attempt: impl FnMut() -> io::Result<bool>) -> io::Result<bool> {
+    let until = Instant::now() + TIMEOUT;
+    loop {
+        let locked = attempt()?;
+        if locked || Instant::now() >= until {
+            return Ok(locked);
+        }
+        std::thread::sleep(PAUSE);
+    }
 }
 
 /// Whether another program has the locks of a writer.

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
-use area::Span;
+use area::{Access, Span};
 use socket2::SockAddr;
 
 use crate::Handle;
@@ -39,6 +39,11 @@ pub enum Item {
     Span(Span),
     Incoming(Box<Incoming>),
     Outgoing(Box<Outgoing>),
+    /// Of [`Io::compute`](crate::Io::compute).
+    Work {
+        from: Option<Span>,
+        into: Span,
+    },
     /// Kept alive for the kernel during a connect.
     #[doc(hidden)]
     Address(Box<SockAddr>),
@@ -48,12 +53,21 @@ pub enum Item {
 }
 
 impl Item {
-    pub(crate) fn each_span(&self, each: impl FnMut(&Span)) {
+    pub(crate) fn each_span(&self, mut each: impl FnMut(&Span)) {
         match self {
             Self::Span(span) => std::iter::once(span).for_each(each),
             Self::Incoming(incoming) => incoming.spans().for_each(each),
             Self::Outgoing(outgoing) => outgoing.spans().for_each(each),
+            Self::Work { .. } => self.each_access(|span, _| each(span)),
             Self::None | Self::Socket(_) | Self::Address(_) | Self::Accepting => {}
+        }
+    }
+
+    /// The spans of work, with what it does to each.
+    pub(crate) fn each_access(&self, mut each: impl FnMut(&Span, Access)) {
+        if let Self::Work { from, into } = self {
+            from.iter().for_each(|from| each(from, Access::Read));
+            each(into, Access::Write);
         }
     }
 }

@@ -11,6 +11,7 @@
 
 mod choice;
 mod event;
+mod helper;
 mod host;
 mod path;
 mod portable;
@@ -29,13 +30,15 @@ use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 use area::{Access, Pool, PoolLimits, Span};
+use helper::{Piece, Results};
 use rustix::event::EventfdFlags;
 use slab::Slab;
 use socket2::SockAddr;
-use spin::{SPIN_MAX, Spin};
+use spin::Spin;
 
 pub use choice::uring_features;
 pub use event::{Event, Item, Owner, Token};
+pub use helper::Work;
 pub use host::{
     Listener, Tap, Thread, World, addresses, adopt, check_congestion_control, congestion_control, enter,
     entropy, force_send_buffer, listen, path, prefer_bbr, settle, socket, spawn,
@@ -165,7 +168,8 @@ static EPOCH: LazyLock<Instant> = LazyLock::new(Instant::now);
 struct Operation {
     token: Token,
     item: Item,
-    _handle: Handle,
+    /// None: for the processor.
+    _handle: Option<Handle>,
 }
 
 #[derive(Clone, Debug)]
@@ -179,6 +183,15 @@ impl Waker {
         // A full counter (EAGAIN) means that a wake is already pending.
         let _ = rustix::io::write(&self.eventfd, &1u64.to_ne_bytes());
     }
+}
+
+/// Work that the helper threads do for this loop.
+enum Helped {
+    /// In a simulated world, or without a descriptor to be woken by.
+    Never,
+    NotYet,
+    /// With the number of pieces in flight.
+    By(Arc<Results>, usize),
 }
 
 struct WakeState {
@@ -197,6 +210,8 @@ struct WakeState {
 pub struct Io {
     backend: Box<dyn Backend>,
     operations: Slab<Operation>,
+    /// Sends among them.
+    sends: usize,
     completed: Vec<(usize, i32)>,
     /// Events without a kernel operation, for the next turn.
     ready: VecDeque<Event>,
@@ -209,6 +224,7 @@ pub struct Io {
     timers: BinaryHeap<Reverse<(Duration, u64, Token)>>,
     timer_serial: u64,
     wakes: Vec<WakeState>,
+    helped: Helped,
     owners: Cell<u32>,
     now: Duration,
     spin: Spin,
@@ -241,6 +257,7 @@ impl Io {
         Self {
             backend,
             operations: Slab::with_capacity(SUBMISSIONS_MAX as usize),
+            sends: 0,
             completed: Vec::with_capacity(SUBMISSIONS_MAX as usize),
             ready: VecDeque::new(),
             kept: Vec::new(),
@@ -249,6 +266,7 @@ impl Io {
             timers: BinaryHeap::new(),
             timer_serial: 0,
             wakes: Vec::new(),
+            helped: if host::world().is_none() { Helped::NotYet } else { Helped::Never },
             owners: Cell::new(0),
             now,
             spin,
@@ -289,7 +307,7 @@ impl Io {
         if cfg!(debug_assertions) {
             item.each_span(|span| span.begin_flight(raw.access()));
         }
-        let key = self.operations.insert(Operation { token, item, _handle: Rc::clone(handle) });
+        let key = self.operations.insert(Operation { token, item, _handle: Some(Rc::clone(handle)) });
         if let Err(error) = self.backend.push(key, raw) {
             let result = -error.raw_os_error().unwrap_or(libc::EIO);
             let event = self.take(key, result);
@@ -412,6 +430,7 @@ impl Io {
             return self.ready.push_back(event);
         }
         let raw = Raw::Send { fd, message };
+        self.sends += 1;
         self.submit(token, socket, Item::Outgoing(outgoing), raw);
     }
 
@@ -430,6 +449,70 @@ impl Io {
     /// turn sleeps.
     pub fn idle(&mut self, token: Token) {
         self.idle.push_back(token);
+    }
+
+    /// Whether a helper thread would begin [`Self::compute`] soon, on a core that is idle.
+    pub fn has_helper(&mut self) -> bool {
+        !matches!(self.helped, Helped::Never) && helper::is_free(|| self.spin.is_busy(self.now))
+    }
+
+    /// Has a helper thread run `work` with the bytes of `from` (none: empty) and of `into`. Event: 0, with both spans.
+    /// Until then no other code changes `from`, or accesses `into`. If no helper can be started the work is done by this
+    /// call.
+    pub fn compute(&mut self, token: Token, from: Option<Span>, into: Span, work: Work) {
+        if matches!(self.helped, Helped::NotYet) {
+            self.helped = self.results().map_or(Helped::Never, |results| Helped::By(Arc::new(results), 0));
+        }
+        let read =
+            from.as_ref().map_or((std::ptr::dangling(), 0), |from| (from.as_ptr().cast_const(), from.len()));
+        let change = (into.as_ptr(), into.len());
+        let item = Item::Work { from, into };
+        if cfg!(debug_assertions) {
+            item.each_access(Span::begin_flight);
+        }
+        let key = self.operations.insert(Operation { token, item, _handle: None });
+        let piece = Piece { key, from: read, into: change, work };
+        let refused = match &mut self.helped {
+            Helped::By(results, in_flight) => {
+                let pushed = helper::push(piece, results);
+                *in_flight += usize::from(pushed.is_ok());
+                pushed.err()
+            }
+            Helped::Never | Helped::NotYet => Some(piece),
+        };
+        if let Some(piece) = refused {
+            let result = piece.perform();
+            let event = self.take(key, result);
+            self.ready.push_back(event);
+        }
+    }
+
+    /// Where helpers leave their results. The event of this waker has no owner.
+    fn results(&mut self) -> io::Result<Results> {
+        let waker = self.waker(Token { owner: Owner::WAKE, key: u32::MAX })?;
+        Ok(Results::new(waker.eventfd.try_clone()?))
+    }
+
+    /// Takes what helpers have done.
+    fn collect_helped(&mut self) {
+        let Helped::By(results, in_flight) = &mut self.helped else { return };
+        if *in_flight == 0 {
+            return;
+        }
+        let done = results.take();
+        *in_flight -= done.len();
+        for (key, result) in done {
+            let event = self.take(key, result);
+            self.ready.push_back(event);
+        }
+    }
+
+    /// Whether a helper will wake this loop; false if one has a result already.
+    fn may_sleep(&self) -> bool {
+        match &self.helped {
+            Helped::By(results, 1..) => results.begins_sleep(),
+            _ => true,
+        }
     }
 
     /// Returns a handle with which other threads make this loop deliver events with `token`.
@@ -478,11 +561,12 @@ impl Io {
     }
 
     fn step(&mut self, deadline: Option<Duration>, events: &mut Vec<Event>) -> io::Result<()> {
+        self.collect_helped();
         events.extend(self.ready.drain(..));
         self.passes = if events.is_empty() { 0 } else { (self.passes + 1) % PASSES_MAX };
         let timer = self.timers.peek().map(|Reverse((at, ..))| *at);
         let until = [timer, deadline].into_iter().flatten().min();
-        let timeout = if events.is_empty() && self.idle.is_empty() {
+        let timeout = if events.is_empty() && self.idle.is_empty() && self.may_sleep() {
             until.map(|until| until.saturating_sub(self.backend.now()))
         } else {
             Some(Duration::ZERO)
@@ -499,13 +583,18 @@ impl Io {
             let token = event.token;
             if token.owner == Owner::WAKE {
                 let index = token.key as usize;
-                events.push(Event { token: self.wakes[index].token, result: 0, item: Item::None });
+                let token = self.wakes[index].token;
+                if token.owner != Owner::WAKE {
+                    events.push(Event { token, result: 0, item: Item::None });
+                }
                 self.arm_wake(index);
             } else {
                 events.push(event);
             }
         }
         self.completed = completed;
+        self.collect_helped();
+        events.extend(self.ready.drain(..));
         while let Some(Reverse((at, _, token))) = self.timers.peek().copied() {
             if at > self.now {
                 break;
@@ -523,13 +612,13 @@ impl Io {
 }
 
 impl Io {
-    /// Starts queued operations; polls for up to [`SPIN_MAX`] if `spin` allows it, then sleeps.
+    /// Starts queued operations; polls for as long as `spin` says, then sleeps. A send in flight waits for the peer to take
+    /// bytes, of which the socket has plenty: a sleep costs it nothing, and polling would take a core from it.
     fn wait(&mut self, timeout: Option<Duration>, completed: &mut Vec<(usize, i32)>) -> io::Result<()> {
-        if !self.spin.is_due(self.now) {
-            return self.backend.wait(timeout, completed);
-        }
+        let limit = if self.sends > 0 { None } else { self.spin.limit(self.now) };
+        let Some(limit) = limit else { return self.backend.wait(timeout, completed) };
         let began = self.backend.now();
-        let spin_max = timeout.map_or(SPIN_MAX, |timeout| timeout.min(SPIN_MAX));
+        let limit = timeout.map_or(limit, |timeout| timeout.min(limit));
         loop {
             for _ in 0..POLLS_PER_CLOCK {
                 self.backend.wait(Some(Duration::ZERO), completed)?;
@@ -540,7 +629,7 @@ impl Io {
                 std::hint::spin_loop();
             }
             let spun = self.backend.now() - began;
-            if spun >= spin_max {
+            if spun >= limit {
                 self.spin.miss(spun);
                 return self.backend.wait(timeout.map(|timeout| timeout.saturating_sub(spun)), completed);
             }
@@ -566,6 +655,10 @@ impl Io {
             // SAFETY: a successful accept returns a new descriptor without another owner.
             Item::Accepting if result >= 0 => Item::Socket(unsafe { OwnedFd::from_raw_fd(result) }),
             Item::Accepting => Item::None,
+            Item::Outgoing(outgoing) => {
+                self.sends -= 1;
+                Item::Outgoing(outgoing)
+            }
             Item::Incoming(mut incoming) => {
                 incoming.on_received(result);
                 Item::Incoming(incoming)
@@ -580,6 +673,10 @@ impl Drop for Io {
     /// Waits for operations in flight, so that their memory and descriptors are freed. Operations that the kernel does
     /// not complete within 1 s (a disk that hangs) are leaked: memory must outlive the operation that uses it.
     fn drop(&mut self) {
+        while let Helped::By(_, 1..) = self.helped {
+            self.collect_helped();
+            std::thread::yield_now();
+        }
         let deadline = self.backend.now() + DROP_TIMEOUT;
         let mut completed = std::mem::take(&mut self.completed);
         while !self.operations.is_empty() && self.backend.now() < deadline {

@@ -48,6 +48,9 @@ on_both_back_ends! {
     a_deadline_is_met_and_no_time_means_no_waiting,
     a_sleep_outlasts_the_limits_of_those_before_it,
     bytes_in_flight_are_watched,
+    helpers_change_bytes_and_wake_a_loop_that_sleeps,
+    work_that_panics_is_an_error_of_its_event,
+    dropping_the_loop_waits_for_helpers,
 }
 
 /// A loop, and an owner in it.
@@ -816,4 +819,70 @@ fn bytes_in_flight_are_watched(kind: Kind) {
     panics(&|| received.fill(0, &[1]));
     next(&mut io);
     received.fill(0, &[1]);
+}
+
+fn helpers_change_bytes_and_wake_a_loop_that_sleeps(kind: Kind) {
+    let (mut io, owner) = io(kind);
+    io.set_spin(false);
+    let mut events = Vec::new();
+    // Each of them alone, so that the loop sleeps; then more than the helpers take at once.
+    for count in [1, 1, 1, 100] {
+        for key in 0..count {
+            let (from, into) = (io.pool().take(4096).unwrap(), io.pool().take(4096).unwrap());
+            from.fill(0, &[key as u8; 4096]);
+            into.zero(0, 4096);
+            let work = move |from: &[u8], into: &mut [u8]| {
+                std::thread::sleep(Duration::from_micros(100));
+                into.iter_mut().zip(from).for_each(|(into, from)| *into = from ^ 0x55);
+            };
+            io.compute(Token { owner, key }, Some(from), into, Box::new(work));
+        }
+        let mut done = vec![false; count as usize];
+        while !done.iter().all(|done| *done) {
+            io.turn(&mut events).unwrap();
+            for event in events.drain(..) {
+                assert_eq!((event.token.owner, event.bytes().unwrap()), (owner, 0));
+                let Item::Work { from: Some(from), into } = &event.item else { panic!("{event:?}") };
+                let key = event.token.key as u8;
+                assert!(from.as_slice().iter().all(|byte| *byte == key));
+                assert!(into.as_slice().iter().all(|byte| *byte == key ^ 0x55));
+                assert!(!std::mem::replace(&mut done[usize::from(key)], true), "one event");
+            }
+        }
+        assert_eq!(io.in_flight(), 1, "the read of the wake-up");
+    }
+}
+
+fn work_that_panics_is_an_error_of_its_event(kind: Kind) {
+    let (mut io, owner) = io(kind);
+    let mut events = Vec::new();
+    for key in [0, 1] {
+        let into = io.pool().take(4096).unwrap();
+        let work = move |from: &[u8], _: &mut [u8]| {
+            assert!(from.is_empty());
+            assert_ne!(key, 0, "meant to fail");
+        };
+        io.compute(Token { owner, key }, None, into, Box::new(work));
+        while events.is_empty() {
+            io.turn(&mut events).unwrap();
+        }
+        let event = events.pop().unwrap();
+        assert_eq!(event.bytes().is_ok(), key == 1, "{event:?}");
+    }
+}
+
+fn dropping_the_loop_waits_for_helpers(kind: Kind) {
+    let (mut io, owner) = io(kind);
+    let done = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    for key in 0..10 {
+        let (into, done) = (io.pool().take(4096).unwrap(), Arc::clone(&done));
+        let work = move |_: &[u8], into: &mut [u8]| {
+            std::thread::sleep(Duration::from_millis(5));
+            into.fill(1);
+            done.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+        };
+        io.compute(Token { owner, key }, None, into, Box::new(work));
+    }
+    drop(io);
+    assert_eq!(done.load(std::sync::atomic::Ordering::SeqCst), 10);
 }

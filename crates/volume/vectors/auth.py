@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Checks auth.json with a reader of authenticated volumes of its own (docs/VOLUME.md section 2): BLAKE3, POLYVAL and the order
-of versions in plain Python, AES by `cryptography` (Debian: python3-cryptography), AEGIS and HKDF by ../../seal/vectors/check.py.
+"""Checks auth.json with a reader of authenticated volumes and their freshness files of its own (docs/VOLUME.md section 2): BLAKE3,
+POLYVAL, the order of versions and what is done after a crash in plain Python, AES by `cryptography` (Debian: python3-cryptography), AEGIS and HKDF by ../../seal/vectors/check.py.
 
     auth.py [--self-test] [FILE]
 
-Every volume must read as it says, every failing one must fail where it says. With --self-test BLAKE3 and AES-GCM-SIV are first
+Every volume must read as it says, every failing one must fail where and for the reason that it says. With --self-test BLAKE3 and AES-GCM-SIV are first
 held against published numbers. It is slow and not constant-time: not for secrets.
 """
 
@@ -156,9 +156,9 @@ def up(value, to):
 
 
 class Volume:
-    """A volume, opened for reading. Raises Broken if the superblock or the map does not verify."""
+    """A volume, opened for reading. Raises Broken if the superblock, the map or the ledger does not verify."""
 
-    def __init__(self, stored, name, unit, segment, uuid, key):
+    def __init__(self, stored, name, unit, segment, uuid, key, ledger=None):
         self.stored, self.name, self.unit, self.segment = stored, name, unit, segment
         self.nonce_bytes, self.opener = CIPHERS[name]
         self.slot = 4 + self.nonce_bytes + 16
@@ -172,9 +172,12 @@ class Volume:
         for offset in (self.map, self.contexts, self.journal, self.data):
             parameters += self.number("o", offset)
         parameters += self.number("e", self.epoch)
-        self.keys = {purpose: self.key(purpose, parameters) for purpose in ("data", "unwritten", "meta")}
+        self.keys = {purpose: self.key(purpose, parameters) for purpose in ("data", "unwritten", "meta", "freshness")}
+        self.ledger = None if ledger is None else Ledger(self, ledger)
         self.read_map()
         self.recovered = self.read_journal() if unit == 512 and not self.is_closed else {}
+        if self.ledger:
+            self.ledger.restore()
 
     @staticmethod
     def number(tag, value):
@@ -200,7 +203,7 @@ class Volume:
                 copies.append((struct.unpack("<Q", data[8:16])[0], data))
         need(copies, "superblock")
         data = max(copies)[1]
-        self.blocks, self.capacity, self.live = struct.unpack("<QQQ", data[16:40])
+        self.sequence, self.blocks, self.capacity, self.live = struct.unpack("<QQQQ", data[8:40])
         self.epoch, self.session, flags, count = struct.unpack("<IIII", data[40:56])
         self.is_closed = flags & 1 == 1
         self.unclean = [struct.unpack("<II", data[72 + 8 * n:80 + 8 * n]) for n in range(count)]
@@ -224,10 +227,16 @@ class Volume:
         for sector in range((self.contexts - self.map) // SECTOR):
             data = self.read(self.map + sector * SECTOR, SECTOR)
             need(data[496:] == self.tag(self.keys["meta"], "map", sector, data[:496]), "map")
+            if self.ledger:
+                self.ledger.compare_map(sector, data[:496])
             self.bits += data[:496]
 
+    def has_group(self, group):
+        return self.bits[group // 8] >> group % 8 & 1 == 1
+
     def read_journal(self):
-        """Data and context of blocks that a crash may have torn, of the last batch and the one before."""
+        """Slot and data of blocks that a crash may have torn: of the last batch and the one before; with a ledger, of the batch
+        of the round that was cut."""
         pages = []
         for half in range(2):
             start = self.journal + half * (self.half_pages * PAGE + self.half_blocks * BLOCK)
@@ -241,34 +250,38 @@ class Volume:
                     pages.append((batch, start + self.half_pages * PAGE + page * self.entries * BLOCK, count, data))
         recovered = {}
         last = max((page[0] for page in pages), default=0)
+        counts = (lambda batch: batch + 1 >= last) if self.ledger is None else self.ledger.has_batch
         for batch, at, count, data in sorted(pages, key=lambda page: -page[0]):
-            for n in range(count if batch + 1 >= last else 0):
+            for n in range(count if counts(batch) else 0):
                 entry = data[24 + n * (8 + self.slot):][:8 + self.slot]
                 block = struct.unpack("<Q", entry[:8])[0]
-                try:
-                    plain = self.open(block, entry[8:], self.read(at + n * BLOCK, BLOCK))
-                except Broken:
-                    continue
-                recovered.setdefault(block, plain)
+                sealed = self.read(at + n * BLOCK, BLOCK)
+                if self.has_group(block // self.per_group) and self.opens(block, entry[8:], sealed):
+                    recovered.setdefault(block, (entry[8:], sealed))
         return recovered
 
     def open(self, block, slot, sealed):
         generation, nonce, tag = slot[:4], slot[4:-16], slot[-16:]
         return self.opener(self.keys["data"], nonce, generation, struct.pack("<Q", block) + generation, sealed, tag)
 
-    def block(self, block):
-        group = block // self.per_group
-        if not self.bits[group // 8] >> group % 8 & 1:
-            return bytes(BLOCK)
-        if block in self.recovered:
-            return self.recovered[block]
-        page, index = divmod(block, self.per_page)
-        at = self.contexts + page * PAGE + index // self.per_sector * SECTOR + index % self.per_sector * 2 * self.slot
-        pair = self.read(at, 2 * self.slot)
+    def opens(self, block, slot, sealed):
+        try:
+            self.open(block, slot, sealed)
+        except Broken:
+            return False
+        return True
+
+    def pair_at(self, index):
+        """Where a page has the pair of the block with this index."""
+        return index // self.per_sector * SECTOR + index % self.per_sector * 2 * self.slot
+
+    def versions(self, page, index, data):
+        """Slots of the versions of a block, the later one first; none if it is unwritten. `data` is the page."""
+        pair = data[self.pair_at(index):][:2 * self.slot]
         slots = [pair[:self.slot], pair[self.slot:]]
         tags = blake3(self.keys["unwritten"], struct.pack("<Q", page), 16 * self.per_page)
         if pair == bytes(self.slot - 16) + tags[16 * index:][:16] + bytes(self.slot):
-            return bytes(BLOCK)
+            return []
         versions = []
         for slot in slots:
             generation = struct.unpack("<I", slot[:4])[0]
@@ -277,20 +290,143 @@ class Volume:
             else:
                 need(not any(slot), "slot")
         need(versions, "context")
-        sealed = self.read(self.data + block * BLOCK, BLOCK)
         if len(versions) == 2:
             (s0, t0, _), (s1, t1, _) = versions
             if s1 > s0 or (s1 == s0 and t1 == (t0 + 1) % 3):
                 versions.reverse()
-            later = versions[0][0]
-            if later <= self.session and not any(first <= later <= last for first, last in self.unclean):
-                versions.pop()
-        for version in versions[:-1]:
-            try:
-                return self.open(block, version[2], sealed)
-            except Broken:
-                pass
-        return self.open(block, versions[-1][2], sealed)
+        return [slot for _, _, slot in versions]
+
+    def block(self, block):
+        if not self.has_group(block // self.per_group):
+            return bytes(BLOCK)
+        page, index = divmod(block, self.per_page)
+        data = self.read(self.contexts + page * PAGE, PAGE)
+        sealed = self.read(self.data + block * BLOCK, BLOCK)
+        if self.ledger:
+            data = self.ledger.page(page, data)
+            sealed = self.recovered.get(block, (None, sealed))[1]
+        elif block in self.recovered:
+            return self.open(block, *self.recovered[block])
+        versions = self.versions(page, index, data)
+        if not versions:
+            return bytes(BLOCK)
+        session = struct.unpack("<I", versions[0][:4])[0] >> 2
+        is_unclean = session > self.session or any(first <= session <= last for first, last in self.unclean)
+        if self.ledger or not is_unclean:
+            del versions[1:]
+        for slot in versions[:-1]:
+            if self.opens(block, slot, sealed):
+                return self.open(block, slot, sealed)
+        return self.open(block, versions[-1], sealed)
+
+
+class Ledger:
+    """The freshness file of a volume, for reading. Raises Broken if it is not the volume's, or the volume is older."""
+
+    def __init__(self, volume, data):
+        self.volume, self.data = volume, data
+        self.sectors = (volume.contexts - volume.map) // SECTOR
+        self.pages = (volume.journal - volume.contexts) // PAGE
+        self.tag_bytes = 64 * volume.per_page * BLOCK >> 20
+        self.page_tags = 2 * PAGE + 16 * self.sectors
+        self.log = up(self.page_tags + self.tag_bytes * self.pages, PAGE)
+        need(len(data) >= self.log, "truncated")
+        self.read_header()
+        self.cut = self.done = None
+        self.restored = {}
+        self.read_log()
+
+    def tag(self, purpose, number, data):
+        return Volume.tag(self.volume.keys["freshness"], purpose, number, data)
+
+    def read_header(self):
+        copies, reason = [], None
+        for at in (0, PAGE):
+            data = self.data[at:at + SECTOR]
+            if data[:8] != b"HKYKFRS1":
+                reason = reason or "header"
+            elif data[8:24] != self.tag("volume", 0, b""):
+                reason = "other"
+            elif data[-16:] != self.tag("header", 0, data[:-16]):
+                reason = reason or "header"
+            else:
+                copies.append(struct.unpack("<QQQII", data[24:56]))
+        need(copies, reason)
+        _, self.round, sequence, session, flags = max(copies)
+        self.has_redo = flags & 1 == 1
+        need(self.volume.sequence >= sequence, "older")
+        need(self.volume.session <= session, "behind")
+
+    def read_log(self):
+        """Sets `cut` if the next round was cut, `done` if tags of the last one may not be in their place."""
+        head = self.data[self.log:][:48]
+        if head[:8] != b"HKYKFLG1":
+            return
+        number, sequence, batch, sectors, session, pages = struct.unpack("<QQQQII", head[8:])
+        end = self.log + 48 + 40 * pages + 24 * sectors
+        lists = self.data[self.log + 48:end]
+        if self.data[end:end + 16] != self.tag("log", number, head + lists):
+            return
+        entries = [struct.unpack("<Q16s16s", lists[40 * n:][:40]) for n in range(pages)]
+        lists = lists[40 * pages:]
+        log = {
+            "round": number, "batch": batch, "session": session, "pages": entries, "images": up(end + 16, PAGE),
+            "sectors": dict(struct.unpack("<Q16s", lists[24 * n:][:24]) for n in range(sectors)),
+        }
+        if number == self.round + 1:
+            need(self.volume.sequence >= sequence, "older")
+            self.cut = log
+        elif number == self.round and self.has_redo:
+            self.done = log
+
+    def has_batch(self, batch):
+        """Whether a batch of the volume's last session counts."""
+        return self.cut is not None and (self.cut["session"], self.cut["batch"]) == (self.volume.session, batch)
+
+    def compare_map(self, sector, bits):
+        tag = self.tag("map", sector, bits)
+        right = [self.data[2 * PAGE + 16 * sector:][:16]]
+        if self.done:
+            right = [self.done["sectors"].get(sector, right[0])]
+        if self.cut:
+            right.append(self.cut["sectors"].get(sector))
+        need(tag in right, "older")
+
+    def restore(self):
+        """Makes the pages that the round that was cut changes."""
+        volume = self.volume
+        for n, (page, _, tag) in enumerate(self.cut["pages"] if self.cut else []):
+            images = self.data[self.cut["images"] + 2 * n * PAGE:][:2 * PAGE]
+            place = struct.pack("<QQ", self.cut["round"], page)
+            if not volume.has_group(page // 4) or tag != self.tag("images", 0, place + images):
+                continue
+            before, after = images[:PAGE], bytearray(images[PAGE:])
+            for index in range(volume.per_page):
+                pair = slice(volume.pair_at(index), volume.pair_at(index) + 2 * volume.slot)
+                if before[pair] != images[PAGE:][pair] and self.is_before(page, index, before, images[PAGE:]):
+                    after[pair] = before[pair]
+            self.restored[page] = bytes(after)
+
+    def is_before(self, page, index, before, after):
+        """Whether the round did not reach the data of a block that it changes."""
+        volume = self.volume
+        block = page * volume.per_page + index
+        sealed = volume.recovered.get(block, (None, volume.read(volume.data + block * BLOCK, BLOCK)))[1]
+        later = volume.versions(page, index, after)
+        if not later or volume.opens(block, later[0], sealed):
+            return False
+        earlier = volume.versions(page, index, before)
+        return not earlier or volume.opens(block, earlier[0], sealed)
+
+    def page(self, page, data):
+        """The bytes of a page of contexts that the storage has like this."""
+        if page in self.restored:
+            return self.restored[page]
+        right = self.data[self.page_tags + self.tag_bytes * page:][:self.tag_bytes]
+        for number, tag, _ in self.done["pages"] if self.done else []:
+            right = tag[:self.tag_bytes] if number == page else right
+        need(self.tag("page", page, data)[:self.tag_bytes] == right, "page")
+        return data
 
 
 def sectors_of(writes, stored):
@@ -308,9 +444,15 @@ def read(vector, failing):
     stored = {sector: bytes(data) for sector, data in stored.items()}
     key = bytes.fromhex(vector["volume_key"])
     values = {**vector, **failing}
-    volume = Volume(stored, vector["cipher"], values["unit"], vector["segment"], values["uuid"], key)
+    ledger = None
+    if "ledger" in vector:
+        ledger = bytearray(vector["ledger_bytes"])
+        for offset, text in vector["ledger"] + failing.get("ledger", []):
+            ledger[offset:offset + len(text) // 2] = bytes.fromhex(text)
+        ledger = bytes(ledger[:values["ledger_bytes"]])
+    volume = Volume(stored, vector["cipher"], values["unit"], vector["segment"], values["uuid"], key, ledger)
     found = []
-    for block in range(vector["blocks"]):
+    for block in vector.get("examined", range(vector["blocks"])):
         try:
             data = volume.block(block)
             need(data == data[:1] * BLOCK, "a block that is not filled")
@@ -322,16 +464,18 @@ def read(vector, failing):
 
 def check(vectors):
     for vector in vectors["volumes"]:
-        what = f"{vector['cipher']}, unit {vector['unit']}"
+        what = f"{vector['cipher']}, unit {vector['unit']}{', with a ledger' if 'ledger' in vector else ''}"
         need(read(vector, {}) == vector["filled_with"], what)
         for failing in vector["failing"]:
             try:
                 found = read(vector, failing)
-            except Broken:
-                need(failing.get("damaged"), f"{what}: {failing['defect']} does not open")
+            except Broken as error:
+                is_right = failing.get("damaged") and failing.get("reason", str(error)) == str(error)
+                need(is_right, f"{what}: {failing['defect']} does not open: {error}")
                 continue
             need(not failing.get("damaged"), f"{what}: {failing['defect']} opens")
-            wanted = [None if n in failing["unverified"] else byte for n, byte in enumerate(vector["filled_with"])]
+            numbered = zip(vector.get("examined", range(vector["blocks"])), {**vector, **failing}["filled_with"])
+            wanted = [None if block in failing["unverified"] else byte for block, byte in numbered]
             need(found == wanted, f"{what}: {failing['defect']}: {found}")
 
 
@@ -344,14 +488,15 @@ def self_test():
     counted = bytes(n % 251 for n in range(2049))
     plain = "5f4d72f40d7a5f82b15ca2b2e44b1de3c2ef86c426c95c1af0b6879522563030"
     need(blake3(None, counted, 32).hex() == plain, "BLAKE3")
-    # A vector that is spoilt is noticed.
-    vectors = json.loads((FOLDER / "auth.json").read_text())
-    vectors["volumes"][0]["filled_with"][0] ^= 1
-    try:
-        check(vectors)
-    except Broken:
-        return
-    raise Broken("a spoilt vector passes")
+    # A vector that is spoilt is noticed, with and without a ledger.
+    volumes = json.loads((FOLDER / "auth.json").read_text())["volumes"]
+    for volume in (volumes[0], volumes[-1]):
+        volume["filled_with"][0] ^= 1
+        try:
+            check({"volumes": [volume]})
+        except Broken:
+            continue
+        raise Broken("a spoilt vector passes")
 
 
 def main():

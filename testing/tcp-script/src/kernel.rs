@@ -100,7 +100,6 @@ impl Kernel {
             }
         }
         for (key, value) in [
-            ("tcp_congestion_control", "cubic"),
             // Nothing is remembered between connections.
             ("tcp_no_metrics_save", "1"),
             // Answers that RFCs allow to be limited are not, and SACKs are not held back.
@@ -301,9 +300,8 @@ impl Stack for Kernel {
 
 fn set_options(socket: &Socket, options: SocketOptions) -> io::Result<()> {
     socket.set_tcp_nodelay(options.no_delay)?;
-    if options.is_reno {
-        socket.set_tcp_congestion(b"reno")?;
-    }
+    // Of the socket: a namespace may not have every one as its default.
+    socket.set_tcp_congestion(if options.is_reno { b"reno" } else { b"cubic" })?;
     if options.keep_alive_s > 0 {
         let seconds = Duration::from_secs(options.keep_alive_s.into());
         let keepalive = TcpKeepalive::new().with_time(seconds).with_interval(Duration::from_secs(1));

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use area::Span;
 use io::{Allocation, Durability, Event, Handle, Io, Owner, Token};
@@ -402,10 +403,11 @@ impl Endpoint for FileEndpoint {
         extent
     }
 
-    fn borrow(&mut self, offset: u64, length: usize, reader: Reader) -> Option<Span> {
+    fn borrow(&mut self, now: Duration, offset: u64, length: usize, reader: Reader) -> Option<Span> {
+        let range = offset..offset.checked_add(length as u64)?;
         let punched = self.shared.punched.load(Ordering::Relaxed);
         let Handles { buffered, mapped, .. } = &mut self.handles;
-        mapped.as_mut()?.borrow(&*buffered, offset, length, punched, reader)
+        mapped.as_mut()?.borrow(&*buffered, now, range, punched, reader)
     }
 
     fn resize(&mut self, size_bytes: u64) {

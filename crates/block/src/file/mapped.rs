@@ -7,9 +7,11 @@
 
 use std::fs::File;
 use std::io::Result;
+use std::ops::Range;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use area::{Region, Span};
 use io::Handle;
@@ -44,6 +46,8 @@ pub(super) struct Mapped {
     stored: Span,
     fetched: Span,
     size_bytes: u64,
+    /// End of the file, and the turn of the loop that looked.
+    seen: Option<(Duration, u64)>,
     /// One bit per unit, set if the unit is known to be data. Valid as long as `punched` ranges were punched.
     data: Vec<u64>,
     punched: u64,
@@ -53,20 +57,29 @@ impl Mapped {
     pub(super) fn new(mapping: Arc<Mapping>, file: Handle, size_bytes: u64) -> Self {
         let stored = Span::stored(Arc::clone(&mapping.region));
         let fetched = Span::of_file(file, stored.len());
-        Self { mapping, stored, fetched, size_bytes, data: Vec::new(), punched: 0 }
+        Self { mapping, stored, fetched, size_bytes, seen: None, data: Vec::new(), punched: 0 }
     }
 
-    /// The bytes of a range that is data. `punched`: number of ranges punched so far by any thread.
+    /// The bytes of a range that is data. `punched`: number of ranges punched so far by any thread. The size of the file is
+    /// looked at once in a turn, which `now` names.
     pub(super) fn borrow(
         &mut self,
         file: impl AsFd,
-        offset: u64,
-        length: usize,
+        now: Duration,
+        range: Range<u64>,
         punched: u64,
         reader: Reader,
     ) -> Option<Span> {
-        let end = offset.checked_add(length as u64)?;
-        if length == 0 || end > self.size_bytes || end > size_now(file)? {
+        let Range { start: offset, end } = range;
+        if range.is_empty() || end > self.size_bytes {
+            return None;
+        }
+        let size = match self.seen {
+            Some((turn, size)) if turn == now => size,
+            _ => size_now(file)?,
+        };
+        self.seen = Some((now, size));
+        if end > size {
             return None;
         }
         if self.punched != punched {
@@ -82,7 +95,8 @@ impl Mapped {
             }
             units.clone().for_each(|unit| self.note_data(unit));
         }
-        let (offset, bytes) = (offset as usize, (units.end - units.start) * UNIT_BYTES);
+        let (offset, length) = (offset as usize, (end - offset) as usize);
+        let bytes = (units.end - units.start) * UNIT_BYTES;
         match reader {
             Reader::Process => Some(self.fetched.slice(offset, length)),
             Reader::Kernel => {

@@ -18,7 +18,6 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
-use std::time::{Duration, Instant};
 
 use area::Pool;
 use io::{Handle, Io};
@@ -29,10 +28,6 @@ use endpoint::{FileEndpoint, Handles};
 use host::lock;
 use host::{Devices, Entry, Kernel, Node, Place, lasting_name};
 use mapped::{Mapped, Mapping};
-
-/// Time for which a lock may still belong to a dead process, and the interval of the attempts.
-const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
-const LOCK_PAUSE: Duration = Duration::from_millis(10);
 
 #[derive(Debug)]
 pub struct FileMedium {
@@ -295,15 +290,8 @@ fn create(path: &Path, size: Option<u64>, writable: bool) -> Result<(), OpenErro
     NewFile::create(path, size).map(NewFile::keep)
 }
 
-/// Retries for `LOCK_TIMEOUT`: a killed process keeps its locks until the kernel has ended its io_uring.
 fn take_lock(path: &Path, file: &File, writable: bool) -> Result<(), OpenError> {
-    let until = Instant::now() + LOCK_TIMEOUT;
-    let mut locked = lock::lock(file.as_fd(), writable);
-    while matches!(locked, Ok(false)) && Instant::now() < until {
-        std::thread::sleep(LOCK_PAUSE);
-        locked = lock::lock(file.as_fd(), writable);
-    }
-    match locked {
+    match lock::of_the_living(|| lock::lock(file.as_fd(), writable)) {
         Ok(true) => Ok(()),
         Ok(false) => Err(OpenError::Refused(format!(
             "{} is locked by another program (QEMU, or another hikyaku); end that program first",

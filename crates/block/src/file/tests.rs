@@ -3,6 +3,8 @@
 use std::fs;
 use std::io::ErrorKind;
 use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use rustix::fs::FallocateFlags;
 
@@ -155,10 +157,17 @@ fn fetch(span: &area::Span) -> std::io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
+/// A time that is no other turn's.
+fn turn() -> Duration {
+    static LAST: AtomicU64 = AtomicU64::new(0);
+    Duration::from_nanos(LAST.fetch_add(1, Ordering::Relaxed))
+}
+
 /// The bytes that borrowed from the file, equal for both values of `Reader`. The test may read the mapping, because the file
 /// does not shrink.
 fn borrowed(endpoint: &mut dyn Endpoint, offset: u64, length: usize) -> Option<Vec<u8>> {
-    let mut stored = |reader| endpoint.borrow(offset, length, reader).map(|span| fetch(&span).unwrap());
+    let now = turn();
+    let mut stored = |reader| endpoint.borrow(now, offset, length, reader).map(|span| fetch(&span).unwrap());
     let (kernel, process) = (stored(Reader::Kernel), stored(Reader::Process));
     assert_eq!(kernel, process);
     kernel
@@ -191,10 +200,15 @@ fn a_file_in_memory_lends_its_data_and_no_holes() {
     file.set_len(3 << 19).unwrap();
     assert_eq!(borrowed(&mut *endpoint, (3 << 19) - 512, 1024), None, "the file has shrunk");
     assert_eq!(borrowed(&mut *endpoint, u64::MAX, 1024), None);
-    let stored = endpoint.borrow((1 << 20) + 65_536, 8192, Reader::Process).unwrap();
+    let now = turn();
+    let stored = endpoint.borrow(now, (1 << 20) + 65_536, 8192, Reader::Process).unwrap();
     file.set_len(1 << 20).unwrap();
     let shrunk = fetch(&stored).unwrap_err();
     assert_eq!(shrunk.kind(), ErrorKind::UnexpectedEof, "shrunk under the eyes");
+    let again =
+        |endpoint: &mut dyn Endpoint, now| endpoint.borrow(now, (1 << 20) + 65_536, 8192, Reader::Process);
+    assert!(again(&mut *endpoint, now).is_some(), "the size is looked at once in a turn");
+    assert!(again(&mut *endpoint, turn()).is_none(), "the next turn looks again");
 }
 
 #[test]

@@ -90,13 +90,18 @@ impl Clients {
 
     /// The number of a new application.
     pub(super) fn join(&mut self) -> Result<u32, Refusal> {
-        let free = self.places.iter().position(|place| *place == Place::Free);
-        let number = free.ok_or_else(|| match self.places.contains(&Place::Draining) {
-            true => Refusal::Draining,
-            false => Refusal::Full(self.places.len() as u32),
-        })?;
+        let number = self.place()?;
         self.places[number] = Place::Used;
         Ok(number as u32)
+    }
+
+    /// Where a new application would be.
+    pub(super) fn place(&self) -> Result<usize, Refusal> {
+        let free = self.places.iter().position(|place| *place == Place::Free);
+        free.ok_or_else(|| match self.is_draining() {
+            true => Refusal::Draining,
+            false => Refusal::Full(self.places.len() as u32),
+        })
     }
 
     /// Its memory goes when it is drained.

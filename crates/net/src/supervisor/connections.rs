@@ -15,14 +15,16 @@ use crate::control_socket;
 const OTHERS_MAX: usize = 16;
 /// A connection that has not said who it is by then is closed.
 const SILENCE_US_MAX: u64 = 2_000_000;
+/// How long a connection waits for frames of an application that has left: their driver may wait for its device.
+const DRAIN_US_MAX: u64 = 2_000_000;
 /// After an error of accept(2), such as too many descriptors.
 const PAUSE_US: u64 = 100_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     New(Time),
-    /// Until the servers are up.
-    Waiting,
+    /// Until the servers are up, or until then for the place of an application that has left.
+    Waiting(Time),
     Client(u32),
 }
 
@@ -79,7 +81,14 @@ impl Connection {
     }
 
     pub(super) fn set_waiting(&mut self) {
-        self.state = State::Waiting;
+        self.state = State::Waiting(Time::NEVER);
+    }
+
+    /// Whether it is to wait longer for the place of an application that has left.
+    pub(super) fn waits_for_place(&mut self, now: Time) -> bool {
+        let State::Waiting(until) = &mut self.state else { return false };
+        *until = now.after(DRAIN_US_MAX).min(*until);
+        *until > now
     }
 
     pub(super) fn set_client(&mut self, client: u32) {
@@ -89,7 +98,7 @@ impl Connection {
     pub(super) fn client(&self) -> Option<u32> {
         match self.state {
             State::Client(client) => Some(client),
-            State::New(_) | State::Waiting => None,
+            State::New(_) | State::Waiting(_) => None,
         }
     }
 }
@@ -145,9 +154,9 @@ impl Connections {
         self.all.retain(|connection| connection.number != number);
     }
 
-    /// Connections that have said Hello and wait for the servers.
+    /// Connections that have said Hello and wait for the servers or for a place.
     pub(super) fn waiting(&self) -> Vec<u64> {
-        let waiting = self.all.iter().filter(|connection| connection.state == State::Waiting);
+        let waiting = self.all.iter().filter(|connection| matches!(connection.state, State::Waiting(_)));
         waiting.map(|connection| connection.number).collect()
     }
 
@@ -184,7 +193,13 @@ impl Connections {
     }
 
     /// Closes the sockets of all applications, which is how they learn that their servers are gone. Returns their number.
+    /// Those that waited for the place of one wait for the next servers.
     pub(super) fn drop_clients(&mut self) -> usize {
+        for connection in &mut self.all {
+            if let State::Waiting(until) = &mut connection.state {
+                *until = Time::NEVER;
+            }
+        }
         let before = self.all.len();
         self.all.retain(|connection| connection.client().is_none());
         before - self.all.len()
@@ -198,16 +213,56 @@ impl Connections {
     pub(super) fn drop_silent(&mut self, now: Time) {
         self.all.retain(|connection| match connection.state {
             State::New(until) => until > now,
-            State::Waiting | State::Client(_) => true,
+            State::Waiting(_) | State::Client(_) => true,
         });
         self.paused_until.take_if(|until| *until <= now);
     }
 
     pub(super) fn deadline(&self) -> Time {
-        let silent = self.all.iter().filter_map(|connection| match connection.state {
-            State::New(until) => Some(until),
-            State::Waiting | State::Client(_) => None,
+        let impatient = self.all.iter().filter_map(|connection| match connection.state {
+            State::New(until) | State::Waiting(until) => Some(until),
+            State::Client(_) => None,
         });
-        silent.chain(self.paused_until).min().unwrap_or(Time::NEVER)
+        impatient.chain(self.paused_until).min().unwrap_or(Time::NEVER)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One connection that has said Hello, and its other end.
+    fn waiting() -> (Connections, std::os::unix::net::UnixStream) {
+        let (socket, other) = std::os::unix::net::UnixStream::pair().unwrap();
+        let mut connections = Connections::new(1);
+        connections.all.push(Connection {
+            number: 1,
+            socket: socket.into(),
+            peer: String::new(),
+            pid: 0,
+            state: State::Waiting(Time::NEVER),
+            is_stuck: false,
+        });
+        (connections, other)
+    }
+
+    #[test]
+    fn a_place_is_waited_for_two_seconds_and_no_longer() {
+        let (mut connections, _other) = waiting();
+        let start = Time::default().after(7);
+        let end = start.after(DRAIN_US_MAX);
+        assert_eq!(connections.deadline(), Time::NEVER, "servers are waited for as long as it takes");
+        assert!(connections.get(1).unwrap().waits_for_place(start));
+        assert!(connections.get(1).unwrap().waits_for_place(start.after(1)));
+        assert_eq!(connections.deadline(), end, "a second look makes it no longer");
+        assert!(!connections.get(1).unwrap().waits_for_place(end));
+    }
+
+    #[test]
+    fn one_that_waits_for_a_place_waits_for_the_next_servers_if_its_servers_end() {
+        let (mut connections, _other) = waiting();
+        connections.get(1).unwrap().waits_for_place(Time::default());
+        assert_eq!(connections.drop_clients(), 0);
+        assert_eq!((connections.waiting(), connections.deadline()), (vec![1], Time::NEVER));
     }
 }

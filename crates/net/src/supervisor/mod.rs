@@ -32,6 +32,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use thiserror::Error;
 
 use self::child::{Child, ending};
+use self::clients::Refusal;
 use self::config::Config;
 use self::connections::{Connection, Connections, Received};
 use self::journal::{Journal, Kind, plain};
@@ -499,6 +500,9 @@ impl Supervisor<'_> {
 
     fn join(&mut self, number: u64) {
         let (Some(world), Some(connection)) = (&mut self.world, self.connections.get(number)) else { return };
+        if world.clients.place() == Err(Refusal::Draining) && connection.waits_for_place(now()) {
+            return;
+        }
         match world.join(self.config, connection.as_fd()) {
             Ok(client) => {
                 if self.journal.admits(Kind::Joined, now()) {

@@ -65,7 +65,7 @@ impl Guess {
             return None;
         }
         let (changes, now) = (lun.changes(), context.io.now());
-        if let Some(stored) = context.units[extent.lun].borrow(offset, bytes, stream.reader()) {
+        if let Some(stored) = context.units[extent.lun].borrow(now, offset, bytes, stream.reader()) {
             return Some((Self { is_read: true, ..Self::new(extent, changes, now, stored) }, None));
         }
         let into = context.io.pool().take(bytes)?;

@@ -460,7 +460,7 @@ impl Tasks {
             return Some(Action::Wait);
         }
         let offset = extent.lba * u64::from(lun.block_size);
-        thread.units[extent.lun].borrow(offset, data_in, stream.reader()).map(Action::Borrow)
+        thread.units[extent.lun].borrow(thread.io.now(), offset, data_in, stream.reader()).map(Action::Borrow)
     }
 
     fn act(&mut self, context: &mut TaskContext<'_, '_>, id: TaskId, action: Action) {

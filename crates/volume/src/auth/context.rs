@@ -70,6 +70,13 @@ pub struct Context {
 }
 
 impl Context {
+    /// For a block that is to be sealed; it has no tag yet.
+    pub fn begin(generation: Generation, nonce: &[u8]) -> Self {
+        let mut this = Self { generation, nonce: [0; _], tag: [0; TAG_BYTES] };
+        this.nonce[..nonce.len()].copy_from_slice(nonce);
+        this
+    }
+
     pub(super) fn emit(&self, cipher: Cipher, slot: &mut [u8]) {
         let (generation, rest) = slot.split_at_mut(4);
         let (nonce, tag) = rest.split_at_mut(cipher.nonce_bytes());

@@ -57,8 +57,7 @@ impl Sealer {
         sealed: &mut [u8],
     ) -> Context {
         assert!(plain.len() == BLOCK_BYTES && sealed.len() == BLOCK_BYTES, "a block and its place");
-        let mut context = Context { generation, nonce: [0; _], tag: [0; TAG_BYTES] };
-        context.nonce[..nonce.len()].copy_from_slice(nonce);
+        let mut context = Context::begin(generation, nonce);
         let additional = additional(block, generation);
         sealed.copy_from_slice(plain);
         context.tag = match &self.aead {

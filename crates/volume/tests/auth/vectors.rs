@@ -5,10 +5,13 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use serde_json::{Value, json};
-use volume::auth::{BLOCK_BYTES, Cipher, Failure, Keys, Layout, Request, Unit, Volume};
+use volume::auth::{BLOCK_BYTES, Cipher, Failure, Keys, Layout, LedgerError, Request, Unit, Volume};
 
 use super::disk::{Disk, Image};
+use super::file::File;
 use super::machine::{Machine, SEGMENT, STORAGE_BYTES, UUID, VOLUME_KEY, formatted};
+
+mod ledger;
 
 /// With this environment variable the file is written anew.
 const WRITE: &str = "HIKYAKU_WRITE_VECTORS";
@@ -171,7 +174,8 @@ fn generated() -> Value {
         (Cipher::Aegis256X4, Unit::Bytes4096),
         (Cipher::Aegis256X4, Unit::Bytes512),
     ];
-    json!({"volumes": kinds.map(|(cipher, unit)| make(cipher, unit))})
+    let volumes = kinds.into_iter().map(|(cipher, unit)| make(cipher, unit));
+    json!({"volumes": volumes.chain(ledger::make()).collect::<Vec<Value>>()})
 }
 
 fn stored() -> Value {
@@ -190,8 +194,29 @@ fn apply(image: &mut Image, writes: &[Value]) {
     }
 }
 
-/// The byte that fills each block, or `None`; an error if the volume does not open.
-fn read(vector: &Value, failing: &Value) -> Result<Vec<Option<u8>>, ()> {
+/// The ledger of a volume that has one; bytes that are not in the list are zero.
+fn ledger_of(vector: &Value, failing: &Value) -> Option<Vec<u8>> {
+    let length = vector["ledger_bytes"].as_u64()?;
+    let mut bytes = vec![0; length as usize];
+    for write in list(vector, "ledger").iter().chain(failing["ledger"].as_array().into_iter().flatten()) {
+        let (offset, with) = (write[0].as_u64().expect("an offset"), write[1].as_str().expect("hex"));
+        let with = unhex(with);
+        bytes[offset as usize..][..with.len()].copy_from_slice(&with);
+    }
+    bytes.truncate(failing["ledger_bytes"].as_u64().unwrap_or(length) as usize);
+    Some(bytes)
+}
+
+/// Blocks that are read: those that the vector names, else all.
+fn examined(vector: &Value) -> Vec<u64> {
+    match vector["examined"].as_array() {
+        Some(blocks) => blocks.iter().map(|block| block.as_u64().expect("a block")).collect(),
+        None => (0..vector["blocks"].as_u64().expect("a number")).collect(),
+    }
+}
+
+/// The byte that fills each examined block, or `None`; why the volume does not open.
+fn read(vector: &Value, failing: &Value, is_read_only: bool) -> Result<Vec<Option<u8>>, &'static str> {
     let mut image = Image::default();
     apply(&mut image, list(vector, "stored"));
     if let Some(writes) = failing["writes"].as_array() {
@@ -202,20 +227,48 @@ fn read(vector: &Value, failing: &Value) -> Result<Vec<Option<u8>>, ()> {
     let cipher = Cipher::from_name(vector["cipher"].as_str().expect("a name")).expect("a cipher");
     let key = unhex(vector["volume_key"].as_str().expect("hex"));
     let keys = Keys::new(&key, uuid, cipher, unit, SEGMENT);
-    let volume = Volume::new(keys, (cipher, unit, SEGMENT), STORAGE_BYTES, [1; 16], false).expect("a volume");
-    let mut machine = Machine::of(volume, cipher, Disk::new(unit, image));
-    machine.run();
-    if machine.volume.failure() == Some(&Failure::Damaged) {
-        return Err(());
+    let volume = Volume::new(keys, (cipher, unit, SEGMENT), STORAGE_BYTES, [1; 16], is_read_only);
+    let mut volume = volume.expect("a volume");
+    let file = ledger_of(vector, failing);
+    if let Some(bytes) = &file {
+        volume = volume.with_ledger(bytes.len() as u64);
     }
-    let blocks = vector["blocks"].as_u64().expect("a number");
-    Ok((0..blocks)
-        .map(|block| {
-            let data = machine.read(block).ok()?;
-            assert!(data.iter().all(|byte| *byte == data[0]), "block {block}");
-            Some(data[0])
-        })
-        .collect())
+    let mut machine = Machine::of(volume, cipher, Disk::new(unit, image));
+    machine.file = file.map(File::new);
+    machine.run();
+    if let Some(failure) = machine.volume.failure() {
+        return Err(match failure {
+            Failure::Damaged => "damaged",
+            Failure::OldVolume => "older",
+            Failure::Ledger(LedgerError::Behind) => "behind",
+            Failure::Ledger(LedgerError::Damaged) => "header",
+            Failure::Ledger(LedgerError::OtherVolume) => "other",
+            Failure::Ledger(LedgerError::Truncated) => "truncated",
+            other => panic!("{other:?}"),
+        });
+    }
+    let contents = examined(vector).into_iter().map(|block| {
+        let data = machine.read(block).ok()?;
+        assert!(data.iter().all(|byte| *byte == data[0]), "block {block}");
+        Some(data[0])
+    });
+    Ok(contents.collect())
+}
+
+/// What [`read`] should return.
+fn expected(vector: &Value, failing: &Value) -> Result<Vec<Option<u8>>, &'static str> {
+    if failing["damaged"] == true {
+        let reasons = ["older", "behind", "header", "other", "truncated"];
+        return Err(reasons.into_iter().find(|reason| failing["reason"] == *reason).unwrap_or("damaged"));
+    }
+    let unverified = failing["unverified"].as_array();
+    let filled_with = list(if failing["filled_with"].is_null() { vector } else { failing }, "filled_with");
+    let blocks = examined(vector).into_iter().zip(filled_with);
+    let contents = blocks.map(|(block, byte)| {
+        let is_unverified = unverified.into_iter().flatten().any(|number| *number == block);
+        (!is_unverified).then(|| byte.as_u64().expect("a byte") as u8)
+    });
+    Ok(contents.collect())
 }
 
 #[test]
@@ -230,8 +283,10 @@ fn vectors_are_what_this_code_writes() {
 #[test]
 fn stored_volumes_read_as_they_were_written() {
     for vector in list(&stored(), "volumes") {
-        let expected: Vec<Option<u8>> = CONTENTS.map(Some).to_vec();
-        assert_eq!(read(vector, &Value::Null), Ok(expected), "{} {}", vector["cipher"], vector["unit"]);
+        for is_read_only in [false, true] {
+            let what = format!("{} {} {is_read_only}", vector["cipher"], vector["unit"]);
+            assert_eq!(read(vector, &Value::Null, is_read_only), expected(vector, &Value::Null), "{what}");
+        }
     }
 }
 
@@ -239,17 +294,11 @@ fn stored_volumes_read_as_they_were_written() {
 fn failing_volumes_fail_where_they_should() {
     for vector in list(&stored(), "volumes") {
         for failing in list(vector, "failing") {
-            let what = format!("{} {} {}", vector["cipher"], vector["unit"], failing["defect"]);
-            let result = read(vector, failing);
-            if failing["damaged"] == true {
-                assert_eq!(result, Err(()), "{what}");
-                continue;
+            for is_read_only in [false, true] {
+                let what =
+                    format!("{} {} {} {is_read_only}", vector["cipher"], vector["unit"], failing["defect"]);
+                assert_eq!(read(vector, failing, is_read_only), expected(vector, failing), "{what}");
             }
-            let mut expected = CONTENTS.map(Some);
-            for block in list(failing, "unverified") {
-                expected[block.as_u64().expect("a block") as usize] = None;
-            }
-            assert_eq!(result, Ok(expected.to_vec()), "{what}");
         }
     }
 }

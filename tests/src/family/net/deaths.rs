@@ -1,6 +1,6 @@
 //! Drivers and `inet` die, or stop, while connections live.
 
-use std::io::{ErrorKind, Read as _};
+use std::io::{ErrorKind, Read as _, Write as _};
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::FileExt as _;
 use std::sync::atomic::Ordering;
@@ -34,6 +34,7 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) {
     cases.check("driver-writes-bad-counters", || bad_counters(context, false));
     cases.check("next-driver-takes-the-mtu", || mtu(context));
     cases.check("driver-stopped", || driver_stopped(context));
+    cases.check("joins-after-another", || joins_after_another(context));
     cases.check("inet-killed", || inet_killed(context));
     cases.check("inet-stopped", || inet_stopped(context));
     cases.check("bind-at-once", || bind_at_once(context));
@@ -140,6 +141,21 @@ fn driver_stopped(context: &Context) -> Result<()> {
         wait_until(LIMIT, || Ok(transfer.received.load(Ordering::Relaxed) > before + (1 << 20)))
     })?;
     demand!(net.supervisor.stderr().contains("hangs"), "nothing is said of it")
+}
+
+/// The only place is not free while frames of an application that has left wait at a driver, here one that is stopped:
+/// until it is replaced, and one that joins waits so long.
+fn joins_after_another(context: &Context) -> Result<()> {
+    let net = Net::up(context, "after", &[])?;
+    let stack = net.join()?;
+    let (_kernel, mut ours) = net.connection(&stack, 4450, true)?;
+    wait_until(LIMIT, || Ok(of(&net.status(context)?, "nic (spare)")["is_ready"] == true))?;
+    signal(net.pid_of(context, "nic")?, libc::SIGSTOP)?;
+    ours.write_all(&[0; 10_000])?;
+    drop((ours, stack));
+    let stack = net.join()?;
+    ensure!(of(&net.status(context)?, "nic")["restarts"] == 1, "it did not wait");
+    transfers_work(context, &net, &stack)
 }
 
 fn inet_killed(context: &Context) -> Result<()> {

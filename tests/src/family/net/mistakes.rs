@@ -5,8 +5,9 @@ use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 
 use anyhow::{Result, ensure};
+use lab::wan::Namespace;
 
-use super::place::{LIMIT, Namespace};
+use super::place::{LIMIT, enter};
 use crate::{Cases, Context, Output, Running, run, scratch};
 
 pub(super) fn examine(context: &Context, cases: &mut Cases) {
@@ -107,15 +108,15 @@ fn no_such_interface(context: &Context) -> Result<()> {
 /// Without its interface `net up` ends at once, with the one reason. A packet socket does not report it.
 fn interface_deleted(context: &Context) -> Result<()> {
     let namespace = Namespace::new("deleted")?;
-    namespace.ip(&["link", "add", "veth0", "type", "veth", "peer", "name", "veth1"])?;
+    namespace.ip("link add veth0 type veth peer name veth1")?;
     for (nic, interface) in [("tap:tap0", "tap0"), ("packet:veth0", "veth0")] {
         let dir = scratch()?;
         let socket = dir.path().join("socket");
         let mut command = context.command();
         command.args(["net", "up", "--nic", nic, "--address", "10.0.0.2/24", "--socket"]).arg(&socket);
-        let mut supervisor = Running::start(namespace.enter(&mut command))?;
+        let mut supervisor = Running::start(enter(&namespace, &mut command))?;
         supervisor.wait_stdout("line of an address", LIMIT, |text| text.contains(interface).then_some(()))?;
-        namespace.ip(&["link", "set", interface, "down"])?;
+        namespace.ip(&format!("link set {interface} down"))?;
         let status = |more: &[&str]| {
             let socket = socket.display().to_string();
             context.ours(&[&["net", "status", "--socket", &socket], more].concat(), LIMIT)?.success()
@@ -124,7 +125,7 @@ fn interface_deleted(context: &Context) -> Result<()> {
         ensure!(json["state"] == "interface_down" && json["is_up"] == false, "{json}");
         let shown = status(&[])?;
         ensure!(shown.stdout.contains("down: the interface is set down"), "{shown}");
-        namespace.ip(&["link", "del", interface])?;
+        namespace.ip(&format!("link del {interface}"))?;
         let output = supervisor.finish(LIMIT)?.expect(1)?;
         let log = &output.stderr;
         ensure!(

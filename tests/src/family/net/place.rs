@@ -1,6 +1,5 @@
 //! A network namespace with servers in it, and both ends of transfers.
 
-use std::ffi::CString;
 use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -11,12 +10,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
+use lab::wan::Namespace;
 use net::socket::Stack;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::process::{Surroundings, within};
-use crate::{Context, Output, Running, program, random, run, scratch};
+use crate::process::Surroundings;
+use crate::{Context, Output, Running, random, run, scratch};
 
 pub(super) const LIMIT: Duration = Duration::from_secs(20);
 /// The kernel's address on the TAP interface, and that of the stack.
@@ -26,30 +26,13 @@ pub(super) const STACK: &str = "10.78.0.2";
 const PATTERN_BYTES: usize = 1_000_003;
 const CHUNK_BYTES: usize = 64 << 10;
 
-/// A network namespace.
-pub(super) struct Namespace(String);
-
-impl Namespace {
-    pub(super) fn new(of: &str) -> Result<Self> {
-        let name = format!("net-{of}-{}", std::process::id());
-        ip(&["netns", "add", &name])?;
-        Ok(Self(name))
-    }
-
-    pub(super) fn ip(&self, arguments: &[&str]) -> Result<()> {
-        ip(&[&["-n", &self.0], arguments].concat())
-    }
-
-    pub(super) fn enter<'c>(&self, command: &'c mut std::process::Command) -> &'c mut std::process::Command {
-        Surroundings::network(&self.0).apply(command);
-        command
-    }
-}
-
-impl Drop for Namespace {
-    fn drop(&mut self) {
-        let _ = ip(&["netns", "del", &self.0]);
-    }
+/// The command's process will be in the namespace.
+pub(super) fn enter<'c>(
+    namespace: &Namespace,
+    command: &'c mut std::process::Command,
+) -> &'c mut std::process::Command {
+    Surroundings::network(namespace.name()).apply(command);
+    command
 }
 
 /// The servers, and the kernel at the other end of their interface.
@@ -67,7 +50,7 @@ impl Net {
         let mut command = context.command();
         command.args(["net", "up", "--nic", "tap:tap0", "--address", &format!("{STACK}/24"), "--socket"]);
         command.arg(dir.path().join("socket")).args(more);
-        let supervisor = Running::start(namespace.enter(&mut command))?;
+        let supervisor = Running::start(enter(&namespace, &mut command))?;
         let mut net = Self { dir, supervisor, namespace };
         net.supervisor.wait_stdout("line of an address", LIMIT, |text| {
             let is_there = text.lines().any(|line| line.starts_with(&format!("{STACK}/24 on tap0, mac ")));
@@ -76,7 +59,7 @@ impl Net {
         net.ip(&["address", "add", &format!("{KERNEL}/24"), "dev", "tap0"])?;
         // With BBR, some machines' default, a kernel has one frame of 64 KiB in flight at times: a lost one waits for the
         // least RTO of 200 ms, whatever we do.
-        net.within(|| Ok(std::fs::write("/proc/sys/net/ipv4/tcp_congestion_control", "cubic")?))?;
+        net.namespace.sysctl("net/ipv4/tcp_congestion_control", "cubic")?;
         Ok(net)
     }
 
@@ -101,30 +84,21 @@ impl Net {
     }
 
     pub(super) fn ip(&self, arguments: &[&str]) -> Result<()> {
-        self.namespace.ip(arguments)
+        Ok(self.namespace.ip(&arguments.join(" "))?)
     }
 
     /// Runs a command beside the kernel's end.
     pub(super) fn run(&self, command: &mut std::process::Command) -> Result<Output> {
-        run(self.namespace.enter(command), LIMIT)
+        run(enter(&self.namespace, command), LIMIT)
     }
 
     /// Runs `work` on a thread beside the kernel's end: its sockets are those of the kernel there.
     pub(super) fn within<T: Send>(&self, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
-        within(&CString::new(format!("/run/netns/{}", self.namespace.0))?, work)
+        self.namespace.within(work)?
     }
 
-    /// Joins the servers; waits while they still send for an application that has just left.
     pub(super) fn join(&self) -> Result<Stack> {
-        let until = Instant::now() + Duration::from_secs(10);
-        loop {
-            match Stack::connect(self.socket()) {
-                Err(error) if error.to_string().contains("still wait") && Instant::now() < until => {
-                    std::thread::sleep(Duration::from_millis(20));
-                }
-                joined => return joined.context("join the servers"),
-            }
-        }
+        Stack::connect(self.socket()).context("join the servers")
     }
 
     pub(super) fn status(&self, context: &Context) -> Result<Value> {
@@ -158,10 +132,6 @@ impl Net {
 
 /// Both ends of a connection: the kernel's and the application's.
 pub(super) type Pair = (TcpStream, net::socket::TcpStream);
-
-fn ip(arguments: &[&str]) -> Result<()> {
-    run(program("ip")?.args(arguments), LIMIT)?.success().map(drop)
-}
 
 /// A server in the status.
 pub(super) fn of<'a>(status: &'a Value, server: &str) -> &'a Value {

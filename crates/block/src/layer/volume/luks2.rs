@@ -8,15 +8,15 @@
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use area::Span;
-use io::{Event, Io, Owner};
-use xts::{TWEAK_BYTES, Xts};
+use io::{Event, Io, Item, Owner, Token, Work};
+use xts::{BadKey, TWEAK_BYTES, Xts};
 use zeroize::Zeroizing;
 
 use super::areas::{Areas, PIECE_BYTES};
-use super::pace::Pace;
+use super::pace::{self, Pace};
 use crate::{
     Capability, Completion, Direction, Endpoint, Fingerprint, Identity, Inspect, IoError, IoErrorKind, Kind,
     Medium, OpenError, Request, RequestId, State, memory,
@@ -34,6 +34,12 @@ pub(super) struct Unlocked {
     pub(super) first_tweak: u64,
     /// UUID and digest of the key: names what a copy began with, should the volume be formatted anew.
     pub(super) name: String,
+}
+
+impl Unlocked {
+    fn cipher(&self) -> Result<Xts, BadKey> {
+        Xts::new(&self.key, self.sector_bytes as usize)
+    }
 }
 
 impl fmt::Debug for Unlocked {
@@ -66,7 +72,8 @@ impl Luks2Medium {
 impl Medium for Luks2Medium {
     fn attach(&self, io: &mut Io) -> Result<Box<dyn Endpoint>, OpenError> {
         let unlocked = Arc::clone(&self.unlocked);
-        let cipher = Xts::new(&unlocked.key, unlocked.sector_bytes as usize)
+        let cipher = unlocked
+            .cipher()
             .map_err(|_| OpenError::Refused("the volume key cannot be one of AES-XTS".to_owned()))?;
         let inner = self.inner.attach(io)?;
         let mut areas = Areas::default();
@@ -80,6 +87,9 @@ impl Medium for Luks2Medium {
             unlocked,
             side,
             cipher,
+            ciphers: Arc::new(Ciphers { unlocked: Arc::clone(&self.unlocked), free: Mutex::default() }),
+            given: HashMap::new(),
+            given_last: 0,
             capability,
             areas,
             pace: Pace::new(io.owner()),
@@ -87,6 +97,7 @@ impl Medium for Luks2Medium {
             writes: VecDeque::new(),
             parts: HashMap::new(),
             requests: HashMap::new(),
+            reads: HashMap::new(),
             lost: None,
             next: 0,
         }))
@@ -109,7 +120,11 @@ impl Medium for Luks2Medium {
     }
 }
 
+/// Shorter pieces are not worth a thread switch.
+const GIVEN_BYTES_MIN: usize = 64 << 10;
+
 /// What is written: bytes of the caller, or zeroes.
+#[derive(Clone)]
 enum Plain {
     Bytes(Span),
     Zeroes,
@@ -127,11 +142,45 @@ struct Write {
     durable: bool,
 }
 
-/// A read, to be decrypted in place.
+/// A read, or a piece of one, to be decrypted in place.
 struct Read {
     id: RequestId,
     offset: u64,
     into: Span,
+    /// The others are counted in `reads`.
+    is_piece: bool,
+}
+
+/// A piece of a write: what becomes of the bytes of `plain` from `at`, in an area for it.
+struct Piece {
+    part: RequestId,
+    id: RequestId,
+    offset: u64,
+    plain: Plain,
+    at: usize,
+    place: Span,
+    durable: bool,
+}
+
+/// What a helper thread does for this endpoint.
+enum Given {
+    Read(Read),
+    Write(Piece),
+}
+
+/// Ciphers for helper threads: one is taken for each piece, and made if there is none.
+struct Ciphers {
+    unlocked: Arc<Unlocked>,
+    free: Mutex<Vec<Xts>>,
+}
+
+impl Ciphers {
+    fn with(&self, work: impl FnOnce(&mut Xts)) {
+        let free = self.free.lock().expect("no panic while locked").pop();
+        let mut cipher = free.unwrap_or_else(|| self.unlocked.cipher().expect("the key was checked"));
+        work(&mut cipher);
+        self.free.lock().expect("no panic while locked").push(cipher);
+    }
 }
 
 /// A request to the storage beneath.
@@ -156,6 +205,10 @@ struct Luks2 {
     unlocked: Arc<Unlocked>,
     side: Side,
     cipher: Xts,
+    ciphers: Arc<Ciphers>,
+    /// By the key of the event that ends it.
+    given: HashMap<u32, Given>,
+    given_last: u32,
     capability: Capability,
     areas: Areas,
     pace: Pace,
@@ -165,6 +218,8 @@ struct Luks2 {
     writes: VecDeque<Write>,
     parts: HashMap<RequestId, Part>,
     requests: HashMap<RequestId, Progress>,
+    /// Reads in pieces: those that are not decrypted yet, and the result so far.
+    reads: HashMap<RequestId, (u32, Result<(), IoError>)>,
     /// What a flush failed with while a write was in progress that has completed since: the next flush reports it again.
     lost: Option<IoError>,
     next: RequestId,
@@ -258,7 +313,7 @@ impl Luks2 {
         let result = result.map_err(|error| self.translated(error));
         self.areas.give_back(part);
         match self.parts.remove(&part) {
-            Some(Part::Read(read)) if result.is_ok() => self.landed.push_back(read),
+            Some(Part::Read(read)) if result.is_ok() => self.land(read),
             Some(Part::Read(Read { id, .. })) => done.push(Completion { id, result }),
             Some(Part::Flush(id)) => {
                 if let Err(error) = &result {
@@ -273,19 +328,118 @@ impl Luks2 {
         }
     }
 
-    /// Decrypts a read, or encrypts a piece of a write; false if neither can be done now.
-    fn work(&mut self, io: &mut Io, inner: &mut Vec<Completion>, done: &mut Vec<Completion>) -> bool {
-        if self.landed.is_empty() && self.writes.is_empty() || !self.pace.may_work(io) {
+    /// A long read is decrypted in pieces, which helpers may take.
+    fn land(&mut self, read: Read) {
+        let Read { id, offset, into, .. } = read;
+        if into.len() <= PIECE_BYTES {
+            return self.landed.push_back(Read { id, offset, into, is_piece: false });
+        }
+        let starts = (0..into.len()).step_by(PIECE_BYTES);
+        let left = starts.len() as u32;
+        self.reads.insert(id, (left, Ok(())));
+        self.landed.extend(starts.map(|start| {
+            let into = into.slice(start, PIECE_BYTES.min(into.len() - start));
+            Read { id, offset: offset + start as u64, into, is_piece: true }
+        }));
+    }
+
+    fn end_read(&mut self, read: &Read, result: Result<(), IoError>, done: &mut Vec<Completion>) {
+        let id = read.id;
+        if !read.is_piece {
+            return done.push(Completion { id, result });
+        }
+        let (left, all) = self.reads.get_mut(&id).expect("a read has a piece");
+        *left -= 1;
+        if result.is_err() {
+            *all = result;
+        }
+        if *left == 0 {
+            let (_, result) = self.reads.remove(&id).expect("it was there");
+            done.push(Completion { id, result });
+        }
+    }
+
+    /// Passes a piece to a helper thread, if there is more than one to do; false if none was.
+    fn give(&mut self, io: &mut Io) -> bool {
+        let has_more = self.landed.len() + self.writes.len() > 1
+            || self.writes.front().is_some_and(|write| write.end - write.offset > PIECE_BYTES as u64);
+        if !has_more && self.given.is_empty() || !io.has_helper() {
             return false;
         }
-        if let Some(Read { id, offset, into }) = self.landed.pop_front() {
-            let tweak = self.tweak(offset);
+        let (ciphers, view) = (Arc::clone(&self.ciphers), matches!(self.side, Side::View(_)));
+        let key = pace::FIRST_KEY + self.given_last % (u32::MAX - pace::FIRST_KEY);
+        let token = Token { owner: self.pace.owner(), key };
+        if let Some(read) = self.landed.front() {
+            if read.into.len() < GIVEN_BYTES_MIN {
+                return false;
+            }
+            let read = self.landed.pop_front().expect("just looked at");
+            let (tweak, into) = (self.tweak(read.offset), read.into.clone());
+            let work: Work = Box::new(move |_, bytes| {
+                ciphers
+                    .with(|cipher| if view { cipher.seal(tweak, bytes) } else { cipher.open(tweak, bytes) });
+            });
+            io.compute(token, None, into, work);
+            self.given.insert(key, Given::Read(read));
+        } else {
+            let is_fit = |write: &Write| match &write.plain {
+                Plain::Bytes(span) => {
+                    span.steady().is_some() && write.end - write.offset >= GIVEN_BYTES_MIN as u64
+                }
+                Plain::Zeroes => false,
+            };
+            if view || !self.writes.front().is_some_and(is_fit) {
+                return false;
+            }
+            let Some(piece) = self.cut(io) else { return false };
+            let Plain::Bytes(span) = &piece.plain else { unreachable!("looked at") };
+            let from = span.slice(piece.at, piece.place.len());
+            let tweak = self.tweak(piece.offset);
+            let work: Work =
+                Box::new(move |plain, bytes| ciphers.with(|cipher| cipher.seal_into(tweak, plain, bytes)));
+            io.compute(token, Some(from), piece.place.clone(), work);
+            self.given.insert(key, Given::Write(piece));
+        }
+        self.given_last = self.given_last.wrapping_add(1);
+        true
+    }
+
+    /// A helper has done its work.
+    fn on_given(
+        &mut self,
+        io: &mut Io,
+        event: Event,
+        inner: &mut Vec<Completion>,
+        done: &mut Vec<Completion>,
+    ) {
+        let Some(given) = self.given.remove(&event.token.key) else { return };
+        let result = event.bytes().map(drop).map_err(IoError::from);
+        drop(event);
+        match given {
+            Given::Read(read) => self.end_read(&read, result, done),
+            Given::Write(piece) => self.submit_sealed(io, piece, result, inner),
+        }
+    }
+
+    /// Decrypts a read, or encrypts a piece of a write; false if neither can be done now.
+    fn work(&mut self, io: &mut Io, inner: &mut Vec<Completion>, done: &mut Vec<Completion>) -> bool {
+        if self.landed.is_empty() && self.writes.is_empty() {
+            return false;
+        }
+        if self.give(io) {
+            return true;
+        }
+        if !self.pace.may_work(io) {
+            return false;
+        }
+        if let Some(read) = self.landed.pop_front() {
+            let (tweak, into) = (self.tweak(read.offset), &read.into);
             into.change(0, into.len(), |bytes| match self.side {
                 Side::Volume => self.cipher.open(tweak, bytes),
                 Side::View(_) => self.cipher.seal(tweak, bytes),
             });
             self.pace.worked(into.len());
-            done.push(Completion { id, result: Ok(()) });
+            self.end_read(&read, Ok(()), done);
             return true;
         }
         self.submit_piece(io, inner)
@@ -311,25 +465,55 @@ impl Luks2 {
 
     /// Encrypts and submits the next piece of the first write; false if there is no memory for it.
     fn submit_piece(&mut self, io: &mut Io, inner: &mut Vec<Completion>) -> bool {
-        let Some(write) = self.writes.front() else { return false };
+        let Some(piece) = self.cut(io) else { return false };
+        let tweak = self.tweak(piece.offset);
+        let sealed = fill(&mut self.cipher, &self.side, tweak, &piece);
+        self.pace.worked(piece.place.len());
+        if sealed.is_err() {
+            // A source that cannot be read ends the write: what was not submitted is not.
+            self.abandon(piece.id);
+        }
+        self.submit_sealed(io, piece, sealed, inner);
+        true
+    }
+
+    /// Takes the next piece off the first write, and memory for it; `None` if there is none.
+    fn cut(&mut self, io: &mut Io) -> Option<Piece> {
+        let piece_bytes = self.piece_bytes();
+        let write = self.writes.front_mut()?;
         let part = self.next + 1;
-        let Some(area) = self.areas.take(io, part) else { return false };
+        let area = self.areas.take(io, part)?;
         self.next = part;
-        let (id, offset, durable) = (write.id, write.offset, write.durable);
-        let length = (write.end - offset).min(self.piece_bytes()) as usize;
-        let place = area.slice(0, length);
-        let tweak = self.tweak(offset);
-        let write = self.writes.front_mut().expect("just looked at");
-        let sealed = fill(&mut self.cipher, &self.side, tweak, write, &place);
-        self.pace.worked(length);
+        let Write { id, offset, durable, .. } = *write;
+        let length = (write.end - offset).min(piece_bytes) as usize;
+        let (plain, at) = (write.plain.clone(), (offset - write.start) as usize);
         write.offset += length as u64;
-        // A source that cannot be read ends the write: what was not submitted is not.
-        let is_last = sealed.is_err() || write.offset == write.end;
-        if is_last {
+        if write.offset == write.end {
             self.writes.pop_front();
         } else {
             self.requests.get_mut(&id).expect("a write that is not over").left += 1;
         }
+        Some(Piece { part, id, offset, plain, at, place: area.slice(0, length), durable })
+    }
+
+    /// No further piece of the write is submitted.
+    fn abandon(&mut self, id: RequestId) {
+        let before = self.writes.len();
+        self.writes.retain(|write| write.id != id);
+        if self.writes.len() < before {
+            // The piece that was to follow.
+            self.requests.get_mut(&id).expect("a write that is not over").left -= 1;
+        }
+    }
+
+    fn submit_sealed(
+        &mut self,
+        io: &mut Io,
+        piece: Piece,
+        sealed: Result<(), IoError>,
+        inner: &mut Vec<Completion>,
+    ) {
+        let Piece { part, id, offset, place, durable, .. } = piece;
         match sealed {
             Ok(()) => {
                 let kind = Kind::Write { offset: self.beneath(offset), from: place, durable };
@@ -340,7 +524,6 @@ impl Luks2 {
                 inner.push(Completion { id: part, result: Err(error) });
             }
         }
-        true
     }
 
     fn piece_bytes(&self) -> u64 {
@@ -348,11 +531,12 @@ impl Luks2 {
     }
 }
 
-/// Encrypts the next piece of a write into `place`; of a view, decrypts it.
-fn fill(cipher: &mut Xts, side: &Side, tweak: u64, write: &Write, place: &Span) -> Result<(), IoError> {
-    let at = (write.offset - write.start) as usize;
+/// Encrypts a piece of a write into its place; of a view, decrypts it.
+fn fill(cipher: &mut Xts, side: &Side, tweak: u64, piece: &Piece) -> Result<(), IoError> {
+    let Piece { plain, at, place, .. } = piece;
+    let at = *at;
     place.change(0, place.len(), |bytes| {
-        match (&write.plain, side) {
+        match (plain, side) {
             (Plain::Zeroes, _) => bytes.fill(0),
             (Plain::Bytes(span), Side::Volume) if let Some(steady) = span.steady() => {
                 cipher.seal_into(tweak, &steady[at..at + bytes.len()], bytes);
@@ -428,7 +612,13 @@ impl Endpoint for Luks2 {
                 }
                 let (part, offset) = (self.number(), offset.max(before) - before);
                 let kind = Kind::Read { offset: self.beneath(offset), into: into.clone() };
-                self.submit_inner(io, part, Part::Read(Read { id, offset, into }), kind, &mut inner);
+                self.submit_inner(
+                    io,
+                    part,
+                    Part::Read(Read { id, offset, into, is_piece: false }),
+                    kind,
+                    &mut inner,
+                );
             }
             Kind::Write { offset, from, durable } => {
                 let (offset, length) = (offset - before, from.len() as u64);
@@ -452,7 +642,10 @@ impl Endpoint for Luks2 {
 
     fn on_event(&mut self, io: &mut Io, event: Event, done: &mut Vec<Completion>) {
         let mut inner = Vec::new();
-        if !self.pace.is_turn(&event) {
+        let is_own = event.token.owner == self.pace.owner();
+        if is_own && matches!(event.item, Item::Work { .. }) {
+            self.on_given(io, event, &mut inner, done);
+        } else if !self.pace.is_turn(&event) {
             self.inner.on_event(io, event, &mut inner);
             self.capability = above(self.inner.capability(), &self.unlocked, &self.side);
         }

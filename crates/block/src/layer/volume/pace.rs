@@ -7,6 +7,8 @@ use io::{Event, Io, Owner, Token};
 const TURN_BYTES: usize = 256 << 10;
 /// Of [`Pace::is_turn`]; other tokens of the owner are its user's.
 const KEY: u32 = 2;
+/// From here on, keys are free for pieces that helpers do.
+pub(super) const FIRST_KEY: u32 = 3;
 
 #[derive(Debug)]
 pub(super) struct Pace {

@@ -147,8 +147,7 @@ impl OfVolume {
         }
         let options = OpenOptions { writable, request_alignment: 4096, allow_in_use: used != Use::Replace };
         let medium = named.open_to(attempted, context, &options)?;
-        let storage = Blocking::attach(&*medium)
-            .map_err(|error| Failure::open(attempted, named.text.clone(), &error))?;
+        let storage = Blocking::attach(&*medium).map_err(|error| named.failed(attempted, &error))?;
         Ok((named.text, storage))
     }
 

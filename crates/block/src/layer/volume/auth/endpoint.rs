@@ -5,21 +5,22 @@
 //! areas that go to the storage, or into slots that the volume writes later.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use area::Span;
-use io::{Event, Io, Owner, Token};
+use io::{Event, Io, Item, Owner, Token, Work};
 use volume::auth::{
-    Action, BLOCK_BYTES, Failure, LedgerError, Operation, OperationId, Outcome, Place, REQUEST_BYTES_MAX,
-    ReadError, Request, RequestId, Sealer, Source,
+    Action, BLOCK_BYTES, Context, Failure, LedgerError, Operation, OperationId, Outcome, Place,
+    REQUEST_BYTES_MAX, ReadError, Request, RequestId, Run, Sealer, Source,
 };
-use zeroize::Zeroizing;
 
 use super::super::areas::{Areas, PIECE_BYTES};
 use super::super::pace::Pace;
 use super::ledger::{FIRST_KEY, LedgerIo};
-use super::work::{Examine, Fetch, Job, Parent, Part, Plain, Read, Seal, Todo, Write};
+use super::work::{
+    Examine, Fetch, Given, Job, Parent, Part, Piece, Plain, Read, Seal, Todo, Write, seal_block,
+};
 use super::{Act, SERIAL_BITS, Shared, failure};
 use crate::{
     Capability, Completion, Direction, Endpoint, Extent, Fingerprint, Identity, Inspect, IoError,
@@ -27,6 +28,8 @@ use crate::{
 };
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
+/// Blocks that are sealed into one area.
+const BLOCKS_PER_PIECE: u32 = (PIECE_BYTES / BLOCK_BYTES) as u32;
 const WAKE: u32 = 0;
 const IDLE: u32 = 1;
 /// What was written and not flushed is written out when no write has come for this time.
@@ -38,7 +41,7 @@ pub(super) struct Auth {
     seat: usize,
     owner: Owner,
     ledger: Option<LedgerIo>,
-    sealer: Option<Sealer>,
+    sealer: Option<Arc<Sealer>>,
     capability: Capability,
     state: State,
     /// All slots, as a span of stored bytes.
@@ -49,6 +52,9 @@ pub(super) struct Auth {
     jobs: HashMap<RequestId, Job>,
     examines: HashMap<RequestId, Examine>,
     seals: HashMap<RequestId, Seal>,
+    /// Pieces that helper threads seal, by the key of the event that ends each.
+    given: HashMap<u32, Given>,
+    given_last: u32,
     pace: Pace,
     /// Operations that have not begun; they go before `todo`, which writes wait for.
     waiting: VecDeque<(OperationId, Operation)>,
@@ -106,6 +112,8 @@ impl Auth {
             jobs: HashMap::new(),
             examines: HashMap::new(),
             seals: HashMap::new(),
+            given: HashMap::new(),
+            given_last: 0,
             pace: Pace::new(owner),
             waiting: VecDeque::new(),
             todo: VecDeque::new(),
@@ -196,7 +204,7 @@ impl Auth {
             volume::auth::State::Failed | volume::auth::State::Foreign => State::Ready,
         };
         if matches!(self.state, State::Ready) && self.sealer.is_none() {
-            self.sealer = Some(volume.sealer());
+            self.sealer = Some(Arc::new(volume.sealer()));
             self.capability = above(self.inner.capability(), volume.size_bytes());
         }
     }
@@ -211,10 +219,12 @@ impl Auth {
             }
             Action::Seal { id, runs, generations } => {
                 let nonces = self.nonces(generations.len());
-                let (runs, generations) = (runs.into(), generations.into());
-                let (contexts, in_flight, result) = (Vec::new(), 0, Ok(()));
-                self.seals
-                    .insert(id, Seal { runs, generations, nonces, sealed: 0, contexts, in_flight, result });
+                let nonces = nonces.chunks_exact(nonces.len() / generations.len());
+                let contexts = generations.into_iter().zip(nonces);
+                let contexts =
+                    contexts.map(|(generation, nonce)| Context::begin(generation, nonce)).collect();
+                let seal = Seal { runs: runs.into(), contexts, cut: 0, in_flight: 0, result: Ok(()) };
+                self.seals.insert(id, seal);
                 self.todo.push_back(Todo::Seal(id));
             }
             Action::Operate { id, operation } => self.waiting.push_back((id, operation)),
@@ -445,82 +455,117 @@ impl Auth {
 
     /// Seals as many blocks of a write as this turn allows and there is memory for; false if some are left.
     fn seal(&mut self, io: &mut Io, id: RequestId, inner: &mut Vec<Completion>) -> bool {
-        let mut sealed = [0; BLOCK_BYTES];
         loop {
-            let part = self.next + 1;
             let seal = self.seals.get_mut(&id).expect("a request that seals");
-            let Some(Job::Write(write)) = self.jobs.get(&id) else { unreachable!("a write is sealed") };
             if seal.result.is_err() {
                 seal.runs.clear();
             }
-            let Some(run) = seal.runs.front_mut() else { break };
-            if !self.pace.may_work(io) {
+            let Some(run) = seal.runs.front() else { break };
+            let has_more = seal.runs.len() > 1 || run.count > BLOCKS_PER_PIECE || !self.todo.is_empty();
+            let is_given = (has_more || !self.given.is_empty()) && io.has_helper();
+            if !is_given && !self.pace.may_work(io) {
                 return false;
             }
-            let (block, place) = (run.block, run.place);
-            let count = (run.count as usize).min(PIECE_BYTES / BLOCK_BYTES);
-            let to = match place {
-                Place::Slot(slot) => {
-                    run.place = Place::Slot(slot + count as u32);
-                    None
-                }
-                Place::Storage => {
-                    let Some(area) = self.areas.take(io, part) else { return false };
-                    Some(area.slice(0, count * BLOCK_BYTES))
-                }
-            };
-            self.next = part;
-            run.block += count as u64;
-            run.count -= count as u32;
-            if run.count == 0 {
-                seal.runs.pop_front();
+            let Some(mut piece) = self.cut(io, id) else { return false };
+            let Some(Job::Write(write)) = self.jobs.get(&id) else { unreachable!("a write is sealed") };
+            if is_given && let Some(from) = write.steady(piece.block, piece.contexts.len()) {
+                self.give(io, piece, from);
+                continue;
             }
-            self.pace.worked(count * BLOCK_BYTES);
-            let sealer = self.sealer.as_ref().expect("the volume is open");
-            for index in 0..count {
-                let block = block + index as u64;
-                let generation = seal.generations.pop_front().expect("a generation for each block");
-                let nonce_bytes = sealer.cipher().nonce_bytes();
-                let nonce = &seal.nonces[seal.sealed * nonce_bytes..][..nonce_bytes];
-                seal.sealed += 1;
-                let into = |into: &mut [u8]| match write.steady(block) {
-                    Some(plain) => Ok(sealer.seal(block, generation, nonce, plain, into)),
-                    None => {
-                        let mut plain = Zeroizing::new([0; BLOCK_BYTES]);
-                        write.content(block, &mut *plain)?;
-                        Ok(sealer.seal(block, generation, nonce, &*plain, into))
-                    }
-                };
-                let context = match (&to, place) {
-                    (Some(area), _) => area.change(index * BLOCK_BYTES, BLOCK_BYTES, into),
-                    (None, _) => into(&mut sealed),
-                };
-                match context {
-                    Ok(context) => seal.contexts.push(context),
-                    Err(error) => seal.result = Err(error),
-                }
-                if let Place::Slot(slot) = place {
-                    self.slots.fill((slot as usize + index) * BLOCK_BYTES, &sealed);
-                }
-            }
-            if let Some(from) = to {
-                if seal.result.is_err() {
-                    self.areas.give_back(part);
-                    continue;
-                }
-                seal.in_flight += 1;
-                let offset = self.shared.lock().volume.layout().data_offset(block);
-                let kind = Kind::Write { offset, from, durable: false };
-                self.submit_numbered(io, part, Part::Seal(id), kind, inner);
-            }
+            let result = piece.seal(self.sealer.as_ref().expect("the volume is open"), write);
+            self.pace.worked(piece.into.len());
+            self.end_piece(io, piece, result, inner);
         }
         self.end_seal(id);
         true
     }
 
+    /// Takes the next blocks of a write that lie together, with memory for them; `None` if there is none.
+    fn cut(&mut self, io: &Io, id: RequestId) -> Option<Piece> {
+        let part = self.next + 1;
+        let seal = self.seals.get_mut(&id).expect("a request that seals");
+        let run = seal.runs.front_mut().expect("blocks that are left");
+        let Run { block, place, .. } = *run;
+        let count = run.count.min(BLOCKS_PER_PIECE);
+        let bytes = count as usize * BLOCK_BYTES;
+        let into = match place {
+            Place::Slot(slot) => {
+                run.place = Place::Slot(slot + count);
+                self.slots.slice(slot as usize * BLOCK_BYTES, bytes)
+            }
+            Place::Storage => self.areas.take(io, part)?.slice(0, bytes),
+        };
+        self.next = part;
+        run.block += u64::from(count);
+        run.count -= count;
+        if run.count == 0 {
+            seal.runs.pop_front();
+        }
+        let first = seal.cut;
+        seal.cut += count as usize;
+        seal.in_flight += 1;
+        let contexts = seal.contexts[first..seal.cut].to_vec();
+        Some(Piece { id, part, block, first, contexts, is_stored: place == Place::Storage, into })
+    }
+
+    /// Has a helper thread seal the piece, whose plaintext `from` does not change.
+    fn give(&mut self, io: &mut Io, mut piece: Piece, from: Span) {
+        let sealer = Arc::clone(self.sealer.as_ref().expect("the volume is open"));
+        let sealed = Arc::new(OnceLock::new());
+        let (block, mut contexts) = (piece.block, std::mem::take(&mut piece.contexts));
+        let given = Given { piece, sealed: Arc::clone(&sealed) };
+        let work: Work = Box::new(move |plain, into| {
+            let blocks = plain.chunks_exact(BLOCK_BYTES).zip(into.chunks_exact_mut(BLOCK_BYTES));
+            for ((block, context), (plain, into)) in (block..).zip(&mut contexts).zip(blocks) {
+                seal_block(&sealer, block, context, plain, into);
+            }
+            sealed.set(contexts).expect("set once");
+        });
+        self.given_last = self.given_last.wrapping_add(1);
+        let token = Token { owner: self.owner, key: self.given_last };
+        io.compute(token, Some(from), given.piece.into.clone(), work);
+        self.given.insert(self.given_last, given);
+    }
+
+    /// A helper has sealed a piece.
+    fn on_given(&mut self, io: &mut Io, event: Event, inner: &mut Vec<Completion>) {
+        let Some(Given { mut piece, sealed }) = self.given.remove(&event.token.key) else { return };
+        let result = event.bytes().map(drop).map_err(IoError::from);
+        drop(event);
+        piece.contexts = sealed.get().cloned().unwrap_or_default();
+        let id = piece.id;
+        self.end_piece(io, piece, result, inner);
+        self.end_seal(id);
+    }
+
+    /// A piece is sealed, or its plaintext could not be read.
+    fn end_piece(
+        &mut self,
+        io: &mut Io,
+        piece: Piece,
+        result: Result<(), IoError>,
+        inner: &mut Vec<Completion>,
+    ) {
+        let Piece { id, part, block, first, contexts, is_stored, into } = piece;
+        let seal = self.seals.get_mut(&id).expect("a request that seals");
+        if result.is_ok() {
+            seal.contexts[first..][..contexts.len()].copy_from_slice(&contexts);
+            if is_stored {
+                let offset = self.shared.lock().volume.layout().data_offset(block);
+                let kind = Kind::Write { offset, from: into, durable: false };
+                return self.submit_numbered(io, part, Part::Seal(id), kind, inner);
+            }
+        } else {
+            seal.result = result;
+        }
+        seal.in_flight -= 1;
+        drop(into);
+        self.areas.give_back(part);
+    }
+
     /// Answers if all blocks are sealed, and those for the storage written.
     fn end_seal(&mut self, id: RequestId) {
-        let seal = &self.seals[&id];
+        let Some(seal) = self.seals.get(&id) else { return };
         if !seal.runs.is_empty() || seal.in_flight > 0 {
             return;
         }
@@ -759,6 +804,8 @@ impl Endpoint for Auth {
         let mut inner = Vec::new();
         if event.token.owner != self.owner {
             self.inner.on_event(io, event, &mut inner);
+        } else if let Item::Work { .. } = event.item {
+            self.on_given(io, event, &mut inner);
         } else if !self.pace.is_turn(&event) && event.token.key == IDLE {
             self.is_timing = std::mem::take(&mut self.has_written);
             if self.is_timing {

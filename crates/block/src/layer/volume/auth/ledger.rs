@@ -34,14 +34,14 @@ impl LedgerFile {
         } else {
             FlockOperation::NonBlockingLockExclusive
         };
-        if let Err(error) = rustix::fs::flock(&file, lock) {
+        let locked = host::lock::of_the_living(|| match rustix::fs::flock(&file, lock) {
+            Err(rustix::io::Errno::WOULDBLOCK) => Ok(false),
+            locked => Ok(locked.map(|()| true)?),
+        });
+        if !locked.map_err(failed)? {
             let name = path.display();
-            return Err(match error {
-                rustix::io::Errno::WOULDBLOCK => OpenError::Refused(format!(
-                    "another process uses the freshness file {name}; end it first"
-                )),
-                error => failed(error.into()),
-            });
+            let text = format!("another process uses the freshness file {name}; end it first");
+            return Err(OpenError::Refused(text));
         }
         let bytes = file.metadata().map_err(failed)?.len();
         Ok(Self { path: path.to_owned(), file, bytes })
@@ -180,6 +180,20 @@ mod tests {
     use rustix::fs::{CWD, FileType, Mode, mknodat};
 
     use super::*;
+
+    /// A killed process keeps its lock until the kernel has ended its io_uring.
+    #[test]
+    fn a_lock_that_ends_soon_is_waited_for() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let held = LedgerFile::open(file.path(), false).unwrap();
+        assert!(LedgerFile::open(file.path(), false).is_err());
+        let other = std::thread::spawn(move || {
+            std::thread::sleep(std::time::Duration::from_millis(100));
+            drop(held);
+        });
+        LedgerFile::open(file.path(), false).unwrap();
+        other.join().unwrap();
+    }
 
     #[test]
     fn a_freshness_file_is_a_regular_one() {

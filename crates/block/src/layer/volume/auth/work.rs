@@ -1,11 +1,10 @@
 //! Requests of one thread while they are under way.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, OnceLock};
 
 use area::Span;
-use volume::auth::{
-    BLOCK_BYTES, Context, Failure, Generation, OperationId, ReadError, RequestId, Run, Source,
-};
+use volume::auth::{BLOCK_BYTES, Context, Failure, OperationId, ReadError, RequestId, Run, Sealer, Source};
 use zeroize::Zeroizing;
 
 use crate::IoError;
@@ -70,14 +69,33 @@ pub(super) struct Examine {
 /// Blocks being sealed, and written where they are for the storage.
 pub(super) struct Seal {
     pub(super) runs: VecDeque<Run>,
-    pub(super) generations: VecDeque<Generation>,
-    /// For each block of the write, in order.
-    pub(super) nonces: Vec<u8>,
-    /// Blocks that have taken their nonce.
-    pub(super) sealed: usize,
+    /// For each block of the write, in order; without a tag as long as it is not sealed.
     pub(super) contexts: Vec<Context>,
+    /// Blocks that are in pieces, or were.
+    pub(super) cut: usize,
+    /// Pieces that are being sealed or written.
     pub(super) in_flight: u32,
     pub(super) result: Result<(), IoError>,
+}
+
+/// Blocks of a write that lie together, in memory for them.
+pub(super) struct Piece {
+    pub(super) id: RequestId,
+    /// The number under which the memory was taken, and is written.
+    pub(super) part: u64,
+    pub(super) block: u64,
+    /// Place of the first block's context in those of the write.
+    pub(super) first: usize,
+    pub(super) contexts: Vec<Context>,
+    /// For the storage; else into slots, which are memory that all threads share.
+    pub(super) is_stored: bool,
+    pub(super) into: Span,
+}
+
+/// A piece that a helper thread seals, and where that leaves the contexts.
+pub(super) struct Given {
+    pub(super) piece: Piece,
+    pub(super) sealed: Arc<OnceLock<Vec<Context>>>,
 }
 
 /// Work that waits for the next turn, or for memory of its own.
@@ -170,14 +188,47 @@ impl Write {
         Ok(())
     }
 
-    /// The caller's bytes of a block that is covered whole, if they do not change.
-    pub(super) fn steady(&self, block: u64) -> Option<&[u8]> {
-        let start = block * BLOCK_BYTES as u64;
-        if start < self.offset || start + BLOCK_BYTES as u64 > self.offset + self.length {
+    /// The caller's bytes of blocks that are covered whole, if they do not change.
+    pub(super) fn steady(&self, block: u64, count: usize) -> Option<Span> {
+        let (start, length) = (block * BLOCK_BYTES as u64, count * BLOCK_BYTES);
+        if start < self.offset || start + length as u64 > self.offset + self.length {
             return None;
         }
         let Plain::Bytes { from, at } = &self.plain else { return None };
-        let at = at + (start - self.offset) as usize;
-        from.steady().map(|bytes| &bytes[at..at + BLOCK_BYTES])
+        from.steady()?;
+        Some(from.slice(at + (start - self.offset) as usize, length))
     }
+}
+
+impl Piece {
+    /// Seals its blocks of `write`.
+    pub(super) fn seal(&mut self, sealer: &Sealer, write: &Write) -> Result<(), IoError> {
+        let mut sealed = [0; BLOCK_BYTES];
+        for (index, context) in self.contexts.iter_mut().enumerate() {
+            let (at, block) = (index * BLOCK_BYTES, self.block + index as u64);
+            let mut into = |into: &mut [u8]| {
+                if let Some(plain) = write.steady(block, 1) {
+                    seal_block(sealer, block, context, plain.as_slice(), into);
+                } else {
+                    let mut plain = Zeroizing::new([0; BLOCK_BYTES]);
+                    write.content(block, &mut *plain)?;
+                    seal_block(sealer, block, context, &*plain, into);
+                }
+                Ok::<(), IoError>(())
+            };
+            if self.is_stored {
+                self.into.change(at, BLOCK_BYTES, into)?;
+            } else {
+                into(&mut sealed)?;
+                self.into.fill(at, &sealed);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Seals a block under the generation and the nonce of its context, which gets its tag.
+pub(super) fn seal_block(sealer: &Sealer, block: u64, context: &mut Context, plain: &[u8], into: &mut [u8]) {
+    let Context { generation, nonce, .. } = *context;
+    *context = sealer.seal(block, generation, &nonce[..sealer.cipher().nonce_bytes()], plain, into);
 }
