@@ -106,7 +106,7 @@ impl Fault {
             let map = format!("ddrescue-mapfile={}", map.display());
             Nbd::kit(At::port()?, &["--filter=ddrescue", "file", &path, &map])?
         } else {
-            let error = ["error-pwrite=EIO", "error-pwrite-rate=10%"];
+            let error = ["error-pwrite=EIO", "error-pwrite-rate=50%"];
             Nbd::kit(At::port()?, &[&["--filter=error", "file", &path][..], &error].concat())?
         };
         Ok((server.url(""), Guard::Nbd { _server: server }))
