@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -161,6 +161,14 @@ impl Span {
         }
     }
 
+    /// The file and the place in it, for a system call that takes them; `None` for bytes with an address.
+    pub fn file(&self) -> Option<(BorrowedFd<'_>, u64)> {
+        match &*self.area {
+            Area::File(file) => Some((file.as_fd(), self.start as u64)),
+            Area::Pooled { .. } | Area::Stored(_) => None,
+        }
+    }
+
     /// Copies out of the span from `offset`, for every kind of span; each byte is read once. Errors are those of
     /// reading a file; `UnexpectedEof` if it has shrunk.
     pub fn fetch(&self, offset: usize, into: &mut [u8]) -> io::Result<()> {
@@ -259,6 +267,7 @@ mod tests {
         let span = Span::of_file(Rc::new(file.try_clone().unwrap().into()), bytes.len());
         let part = span.slice(1000, 5000).slice(500, 4000);
         assert!(part.steady().is_none());
+        assert_eq!(part.file().unwrap().1, 1500, "its place in the file");
         let mut into = [0; 100];
         part.fetch(3900, &mut into).unwrap();
         assert_eq!(into, bytes[5400..5500]);

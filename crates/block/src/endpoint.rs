@@ -305,7 +305,9 @@ pub enum Evidence {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reader {
-    /// The kernel only, to send them.
+    /// The peer of a connection, whose socket refers to the pages until it has their bytes.
+    Peer,
+    /// The kernel, which copies them into a socket.
     Kernel,
     /// This process, to encrypt them before they are sent.
     Process,

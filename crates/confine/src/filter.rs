@@ -84,6 +84,7 @@ const ANY: &[c_long] = &[
     libc::SYS_sendmsg,
     libc::SYS_recvmsg,
     libc::SYS_sendmmsg,
+    libc::SYS_sendfile,
     libc::SYS_recvmmsg,
     libc::SYS_shutdown,
     // Existing rings.

@@ -39,6 +39,9 @@ pub enum Item {
     Span(Span),
     Incoming(Box<Incoming>),
     Outgoing(Box<Outgoing>),
+    /// A queue whose socket is full.
+    #[doc(hidden)]
+    Full(Box<Outgoing>),
     /// Of [`Io::compute`](crate::Io::compute).
     Work {
         from: Option<Span>,
@@ -57,7 +60,7 @@ impl Item {
         match self {
             Self::Span(span) => std::iter::once(span).for_each(each),
             Self::Incoming(incoming) => incoming.spans().for_each(each),
-            Self::Outgoing(outgoing) => outgoing.spans().for_each(each),
+            Self::Outgoing(outgoing) | Self::Full(outgoing) => outgoing.spans().for_each(each),
             Self::Work { .. } => self.each_access(|span, _| each(span)),
             Self::None | Self::Socket(_) | Self::Address(_) | Self::Accepting => {}
         }

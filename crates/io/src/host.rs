@@ -76,17 +76,24 @@ pub fn socket(address: SocketAddr, congestion: Option<&str>) -> io::Result<Owned
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_tcp_nodelay(true)?;
     let socket = socket.into();
-    congestion.map_or(Ok(()), |name| crate::path::set_congestion_control(&socket, name))?;
+    match congestion {
+        Some(name) => crate::path::set_congestion_control(&socket, name)?,
+        None => crate::path::begin_unpaced(&socket),
+    }
     crate::path::widen_window(&socket);
     crate::path::retransmit_often(&socket);
     Ok(socket)
 }
 
 /// To be called when a socket of [`socket`], or of a [`Listener`], is connected: takes back a receive window that the
-/// round trip does not need.
-pub fn settle(socket: &OwnedFd) {
+/// round trip does not need, and gives the host's congestion control to a connection that leaves the host, unless the user has
+/// named one (`is_chosen`).
+pub fn settle(socket: &OwnedFd, is_chosen: bool) {
     if world().is_none() {
         let _ = crate::path::settle(socket);
+        if !is_chosen {
+            crate::path::settle_pace(socket);
+        }
     }
 }
 
@@ -195,6 +202,12 @@ pub fn congestion_control(socket: &OwnedFd) -> Option<String> {
 /// or reserves it for root; within a [`World`] always.
 pub fn prefer_bbr(socket: &OwnedFd) -> bool {
     world().is_none() && crate::path::prefer_bbr(socket)
+}
+
+/// Whether a connected TCP socket may send the pages of files by reference, and does not block from now on. False: it sends
+/// by BBR, whose pace is a timer for each send; or within a [`World`].
+pub fn send_by_reference(socket: &OwnedFd) -> bool {
+    world().is_none() && crate::path::send_by_reference(socket)
 }
 
 /// Lets the send buffer of a TCP socket hold `bytes`, as the kernel counts them, of which little waits for the congestion

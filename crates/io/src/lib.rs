@@ -41,7 +41,7 @@ pub use event::{Event, Item, Owner, Token};
 pub use helper::Work;
 pub use host::{
     Listener, Tap, Thread, World, addresses, adopt, check_congestion_control, congestion_control, enter,
-    entropy, force_send_buffer, listen, path, prefer_bbr, settle, socket, spawn,
+    entropy, force_send_buffer, listen, path, prefer_bbr, send_by_reference, settle, socket, spawn,
 };
 pub use path::{Path, SocketBuffer, is_queued};
 pub use socket::{Incoming, Outgoing, SPANS_PER_RECEIVE};
@@ -110,8 +110,8 @@ pub enum Raw {
     Sync { fd: RawFd },
     /// `fallocate`.
     Allocate { fd: RawFd, how: Allocation, offset: u64, length: u64 },
-    /// Completes when the descriptor is readable or has an error.
-    Poll { fd: RawFd },
+    /// Completes when the descriptor is ready (`events`: `POLLIN` or `POLLOUT`) or has an error.
+    Poll { fd: RawFd, events: i16 },
     /// The result is a descriptor with close-on-exec.
     Accept { fd: RawFd },
     /// `address` has `length` bytes.
@@ -389,7 +389,7 @@ impl Io {
     /// Waits until `handle` is readable; the owner then reads it itself without blocking: for descriptors with their
     /// own protocol (`/dev/sg0`, another ring). Event: the `revents` of poll(2).
     pub fn poll(&mut self, token: Token, handle: &Handle) {
-        self.submit(token, handle, Item::None, Raw::Poll { fd: handle.as_raw_fd() });
+        self.submit(token, handle, Item::None, Raw::Poll { fd: handle.as_raw_fd(), events: libc::POLLIN });
     }
 
     /// Accepts one connection. Event: [`Event::into_handle`].
@@ -422,6 +422,9 @@ impl Io {
     /// Sends the rest of `outgoing`. Event: bytes taken by the socket, with `outgoing` in [`Item::Outgoing`]; the owner
     /// calls [`Outgoing::advance`] and sends again until nothing is left.
     pub fn send(&mut self, token: Token, socket: &Handle, mut outgoing: Box<Outgoing>) {
+        if outgoing.has_files() {
+            return self.send_files(token, socket, outgoing);
+        }
         let (fd, message) = (socket.as_raw_fd(), outgoing.message());
         if outgoing.len() <= SEND_NOW_BYTES_MAX
             && let Some(count) = self.backend.send_now(fd, message)
@@ -432,6 +435,21 @@ impl Io {
         let raw = Raw::Send { fd, message };
         self.sends += 1;
         self.submit(token, socket, Item::Outgoing(outgoing), raw);
+    }
+
+    /// Sends what the socket takes at once, of spans of files by reference to their pages. Nothing: the event comes when it
+    /// takes more, with zero bytes.
+    fn send_files(&mut self, token: Token, socket: &Handle, mut outgoing: Box<Outgoing>) {
+        let result = match outgoing.send_now(socket) {
+            Ok(count) => count as i32,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                let raw = Raw::Poll { fd: socket.as_raw_fd(), events: libc::POLLOUT };
+                self.sends += 1;
+                return self.submit(token, socket, Item::Full(outgoing), raw);
+            }
+            Err(error) => -error.raw_os_error().unwrap_or(libc::EIO),
+        };
+        self.ready.push_back(Event { token, result, item: Item::Outgoing(outgoing) });
     }
 
     /// Delivers an event at `at` (loop time). Timers cannot be cancelled: the owner checks whether it still applies.
@@ -648,6 +666,8 @@ impl Io {
 
     fn take(&mut self, key: usize, result: i32) -> Event {
         let Operation { token, item, .. } = self.operations.remove(key);
+        // How it is ready: the next send says what it is.
+        let result = if matches!(item, Item::Full(_)) { result.min(0) } else { result };
         if cfg!(debug_assertions) {
             item.each_span(Span::end_flight);
         }
@@ -655,7 +675,7 @@ impl Io {
             // SAFETY: a successful accept returns a new descriptor without another owner.
             Item::Accepting if result >= 0 => Item::Socket(unsafe { OwnedFd::from_raw_fd(result) }),
             Item::Accepting => Item::None,
-            Item::Outgoing(outgoing) => {
+            Item::Outgoing(outgoing) | Item::Full(outgoing) => {
                 self.sends -= 1;
                 Item::Outgoing(outgoing)
             }

@@ -3,11 +3,12 @@
 use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::net::sockopt;
-use socket2::SockRef;
+use socket2::{Domain, Protocol, SockRef, Type};
 
 /// State of a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -141,6 +142,7 @@ pub(crate) fn reach_far(listening: &OwnedFd) {
     let _ = force_buffer(listening, FAR_BYTES);
     widen_window(listening);
     retransmit_often(listening);
+    begin_unpaced(listening);
 }
 
 /// Lets the receive window exceed what `tcp_rmem` permits. To be called before the socket connects or listens, as the
@@ -240,6 +242,45 @@ pub(crate) fn congestion_control(socket: &OwnedFd) -> Option<String> {
 pub(crate) fn prefer_bbr(socket: &OwnedFd) -> bool {
     let is_loss_based = congestion_control(socket).is_some_and(|name| matches!(&*name, "cubic" | "reno"));
     is_loss_based && sockopt::set_tcp_congestion(socket, "bbr").is_ok()
+}
+
+/// Whether this host's sockets send by BBR, which paces each send by a timer.
+fn host_paces() -> bool {
+    static PACES: LazyLock<bool> = LazyLock::new(|| {
+        let socket = socket2::Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP));
+        socket.is_ok_and(|socket| is_paced(&socket.into()))
+    });
+    *PACES
+}
+
+fn is_paced(socket: &OwnedFd) -> bool {
+    congestion_control(socket).is_some_and(|name| name == "bbr")
+}
+
+/// To be called before a socket connects or listens: where the host's congestion control is BBR the connection begins with
+/// Reno, until [`settle_pace`] knows the peer. A socket that has begun with BBR would keep the timers for good.
+pub(crate) fn begin_unpaced(socket: &OwnedFd) {
+    if host_paces() && is_paced(socket) {
+        let _ = sockopt::set_tcp_congestion(socket, "reno");
+    }
+}
+
+/// Once connected: a connection to another host goes on with the host's BBR. One within this host has no path that could be
+/// measured, and there the timers cost an interrupt for each send, in a virtual machine several exits.
+pub(crate) fn settle_pace(socket: &OwnedFd) {
+    let is_within = |socket: SockRef<'_>| {
+        let (peer, own) = (socket.peer_addr().ok()?.as_socket()?, socket.local_addr().ok()?.as_socket()?);
+        Some(peer.ip() == own.ip())
+    };
+    let has_begun_unpaced = || congestion_control(socket).is_some_and(|name| name == "reno");
+    if host_paces() && is_within(SockRef::from(socket)) != Some(true) && has_begun_unpaced() {
+        let _ = sockopt::set_tcp_congestion(socket, "bbr");
+    }
+}
+
+/// See [`crate::host::send_by_reference`].
+pub(crate) fn send_by_reference(socket: &OwnedFd) -> bool {
+    !is_paced(socket) && SockRef::from(socket).set_nonblocking(true).is_ok()
 }
 
 /// Sets the congestion control (`TCP_CONGESTION`). The error says what may be chosen here.

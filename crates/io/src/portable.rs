@@ -239,7 +239,8 @@ enum Place {
 /// Where an operation runs, by the kind of file: regular files of FUSE and procfs can be polled, but have offsets.
 fn place(raw: Raw) -> io::Result<Place> {
     Ok(match raw {
-        Raw::Poll { fd } | Raw::Accept { fd } | Raw::Receive { fd, .. } => Place::Poll(fd, Direction::In),
+        Raw::Poll { fd, events: libc::POLLOUT } => Place::Poll(fd, Direction::Out),
+        Raw::Poll { fd, .. } | Raw::Accept { fd } | Raw::Receive { fd, .. } => Place::Poll(fd, Direction::In),
         Raw::Connect { fd, .. } | Raw::Send { fd, .. } => Place::Poll(fd, Direction::Out),
         Raw::Read { fd, .. } if is_stream(fd)? => Place::Poll(fd, Direction::In),
         Raw::Write { fd, .. } if is_stream(fd)? => Place::Poll(fd, Direction::Out),
@@ -274,7 +275,7 @@ fn attempt(raw: Raw) -> Option<i32> {
             Raw::Send { fd, message } => {
                 retry(|| libc::sendmsg(fd, message, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL))
             }
-            Raw::Poll { fd } => poll(fd),
+            Raw::Poll { fd, events } => poll(fd, events),
             Raw::Accept { fd } => accept(fd),
             Raw::Connect { fd, address, length } => connect(fd, address, length),
             // Only when ready. The loop is the only reader of its streams, so the data is still there.
@@ -295,8 +296,8 @@ fn attempt(raw: Raw) -> Option<i32> {
 }
 
 /// The pending events of a descriptor, or `EAGAIN`.
-fn poll(fd: RawFd) -> i32 {
-    let mut about = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+fn poll(fd: RawFd, events: i16) -> i32 {
+    let mut about = libc::pollfd { fd, events, revents: 0 };
     // SAFETY: one live pollfd; a zero timeout does not wait.
     match unsafe { libc::poll(&raw mut about, 1, 0) } {
         0 => -libc::EAGAIN,

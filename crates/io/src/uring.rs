@@ -188,7 +188,7 @@ fn entry(raw: Raw) -> squeue::Entry {
         Raw::Allocate { fd, how, offset, length } => {
             opcode::Fallocate::new(at(fd), length).offset(offset).mode(how.mode()).build()
         }
-        Raw::Poll { fd } => opcode::PollAdd::new(at(fd), libc::POLLIN as u32).build(),
+        Raw::Poll { fd, events } => opcode::PollAdd::new(at(fd), events as u32).build(),
         Raw::Accept { fd } => opcode::Accept::new(at(fd), std::ptr::null_mut(), std::ptr::null_mut())
             .flags(libc::SOCK_CLOEXEC)
             .build(),

@@ -23,6 +23,8 @@ use crate::endpoint::Reader;
 const UNIT_BYTES: u64 = 64 << 10;
 /// After this many borrowed bytes the page table is emptied: bounds the resident size that the system reports.
 const MAPPED_BYTES_MAX: u64 = 8 << 20;
+/// Fewer bytes are copied sooner than they are referred to.
+const REFERRED_BYTES_MIN: usize = 32 << 10;
 
 #[derive(Debug)]
 pub(super) struct Mapping {
@@ -98,8 +100,9 @@ impl Mapped {
         let (offset, length) = (offset as usize, (end - offset) as usize);
         let bytes = (units.end - units.start) * UNIT_BYTES;
         match reader {
+            Reader::Peer if length >= REFERRED_BYTES_MIN => Some(self.fetched.slice(offset, length)),
             Reader::Process => Some(self.fetched.slice(offset, length)),
-            Reader::Kernel => {
+            Reader::Peer | Reader::Kernel => {
                 if self.mapping.borrowed_bytes.fetch_add(bytes, Ordering::Relaxed) > MAPPED_BYTES_MAX {
                     self.mapping.borrowed_bytes.store(0, Ordering::Relaxed);
                     self.mapping.region.forget();

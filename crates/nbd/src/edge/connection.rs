@@ -175,7 +175,7 @@ impl Connection {
     fn on_connected(&mut self) {
         let socket = SockRef::from(&*self.socket);
         let _ = socket.set_keepalive(true);
-        io::settle(&self.socket);
+        io::settle(&self.socket, false);
         if matches!(self.state, State::Connecting) {
             let config = self.config.take().expect("connected once");
             self.state = State::Negotiating(Negotiation::new(config));

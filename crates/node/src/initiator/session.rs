@@ -286,7 +286,7 @@ impl Session {
 
     fn on_socket(&mut self, io: &Io, socket: Handle, tls: Option<tls::End>) -> Result<(), Failure> {
         let _ = SockRef::from(&*socket).set_keepalive(true);
-        self.on_transport(io, Box::new(Socket::new(socket)), tls)
+        self.on_transport(io, Box::new(Socket::new(socket, self.keeps_congestion_control)), tls)
     }
 
     fn on_transport(

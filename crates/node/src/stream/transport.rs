@@ -26,7 +26,7 @@ pub(crate) trait Transport {
     /// Closes both directions; operations in flight end soon. Tries once to send `last` before. Repeatable.
     fn close(&mut self, last: &[u8]);
 
-    /// Whether the kernel or this process reads payload as it is sent. Called once.
+    /// Who reads payload as it is sent. Called once.
     fn reader(&self) -> Reader;
 
     /// `None` where there is no network.
@@ -53,9 +53,9 @@ pub(crate) struct Socket {
 }
 
 impl Socket {
-    /// `handle` is connected.
-    pub(crate) fn new(handle: Handle) -> Self {
-        io::settle(&handle);
+    /// `handle` is connected. `is_chosen`: the user has named its congestion control.
+    pub(crate) fn new(handle: Handle, is_chosen: bool) -> Self {
+        io::settle(&handle, is_chosen);
         Self { handle, incoming: Some(Box::default()) }
     }
 }
@@ -96,7 +96,7 @@ impl Transport for Socket {
     }
 
     fn reader(&self) -> Reader {
-        Reader::Kernel
+        if io::send_by_reference(&self.handle) { Reader::Peer } else { Reader::Kernel }
     }
 
     fn path(&self) -> Option<Path> {

@@ -466,7 +466,7 @@ impl Worker {
         let Slot { owner, generation, timer, .. } = self.slots[slot];
         let id = ConnectionId { worker: self.index, slot, generation };
         let tls = self.shared.state().config.tls.as_ref().map(TlsIdentity::end).transpose();
-        let transport = Box::new(Socket::new(Rc::new(socket)));
+        let transport = Box::new(Socket::new(Rc::new(socket), false));
         let stream = tls.ok().and_then(|tls| Stream::new(&self.io, transport, owner, generation, tls));
         let connection = stream.and_then(|stream| {
             Connection::new(&self.io, &self.shared, stream, owner, id, (peer, local), timer)
