@@ -342,6 +342,22 @@ mod tests {
         assert_eq!(sockopt::socket_recv_buffer_size(&client).unwrap(), before);
     }
 
+    /// Whether a connected pair begins with the host's BBR depends on the host; where it does, none of it is left within it.
+    #[test]
+    fn within_a_host_nothing_is_paced_unless_the_user_asks_for_it() {
+        let listener = OwnedFd::from(TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap());
+        reach_far(&listener);
+        assert!(!host_paces() || congestion_control(&listener).as_deref() == Some("reno"));
+        let listener = TcpListener::from(listener);
+        let client = OwnedFd::from(TcpStream::connect(listener.local_addr().unwrap()).unwrap());
+        let accepted = OwnedFd::from(listener.accept().unwrap().0);
+        settle_pace(&accepted);
+        assert!(!is_paced(&accepted) && send_by_reference(&accepted));
+        if set_congestion_control(&client, "bbr").is_ok() {
+            assert!(is_paced(&client) && !send_by_reference(&client), "each send would wait for a timer");
+        }
+    }
+
     #[test]
     fn fields_lie_where_the_kernel_has_them() {
         let mut info = [0; INFO_BYTES];

@@ -119,7 +119,7 @@ impl Outgoing {
         self.segments.push(Segment::Span(span));
     }
 
-    pub(crate) fn len(&self) -> usize {
+    pub fn len(&self) -> usize {
         let segments = self.sent.0..self.segments.len();
         segments.map(|segment| self.length(segment)).sum::<usize>() - self.sent.1
     }

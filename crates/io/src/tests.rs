@@ -21,6 +21,8 @@ macro_rules! on_both_back_ends {
     };
 }
 
+mod files;
+
 on_both_back_ends! {
     a_file_write_is_read_back,
     memory_that_moved_is_known_to_the_kernel,

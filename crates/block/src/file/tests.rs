@@ -163,13 +163,14 @@ fn turn() -> Duration {
     Duration::from_nanos(LAST.fetch_add(1, Ordering::Relaxed))
 }
 
-/// The bytes that borrowed from the file, equal for both values of `Reader`. The test may read the mapping, because the file
+/// The bytes that borrowed from the file, equal for all values of `Reader`. The test may read the mapping, because the file
 /// does not shrink.
 fn borrowed(endpoint: &mut dyn Endpoint, offset: u64, length: usize) -> Option<Vec<u8>> {
     let now = turn();
     let mut stored = |reader| endpoint.borrow(now, offset, length, reader).map(|span| fetch(&span).unwrap());
     let (kernel, process) = (stored(Reader::Kernel), stored(Reader::Process));
     assert_eq!(kernel, process);
+    assert_eq!(kernel, stored(Reader::Peer));
     kernel
 }
 
@@ -209,6 +210,9 @@ fn a_file_in_memory_lends_its_data_and_no_holes() {
         |endpoint: &mut dyn Endpoint, now| endpoint.borrow(now, (1 << 20) + 65_536, 8192, Reader::Process);
     assert!(again(&mut *endpoint, now).is_some(), "the size is looked at once in a turn");
     assert!(again(&mut *endpoint, turn()).is_none(), "the next turn looks again");
+    let mut by_reference = |length| endpoint.borrow(turn(), 0, length, Reader::Peer).unwrap().file().is_some();
+    FileExt::write_all_at(&file, &[1; 1 << 16], 0).unwrap();
+    assert!(by_reference(1 << 16) && !by_reference(4096), "few bytes are copied");
 }
 
 #[test]

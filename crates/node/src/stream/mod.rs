@@ -353,8 +353,8 @@ impl Stream {
         }
     }
 
-    /// Gathers the machine's PDUs and sends them, unless a send is in flight. No PDU is added once `bytes` of payload
-    /// are gathered. An error ends the connection; what was gathered before it is still sent.
+    /// Gathers the machine's PDUs and sends them, unless a send is in flight. No PDU is added once `bytes` are gathered, with
+    /// what the last send has left. An error ends the connection; what was gathered before it is still sent.
     pub(crate) fn send(
         &mut self,
         io: &mut Io,
@@ -369,7 +369,7 @@ impl Stream {
         }
         let Some(mut outgoing) = self.outgoing.take() else { return Ok(()) };
         let is_far = self.looked.1.is_some_and(|path| path.is_far());
-        let bytes = if is_far { bytes.min(FAR_SEND_BYTES_MAX) } else { bytes };
+        let bytes = if is_far { bytes.min(FAR_SEND_BYTES_MAX) } else { bytes }.saturating_sub(outgoing.len());
         let result = match &mut self.framing {
             Framing::Plain(_) => {
                 plain::gather(&mut outgoing, machine, bytes, &buffer_of);
