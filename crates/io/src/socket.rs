@@ -251,7 +251,9 @@ impl Outgoing {
                 None => {
                     let (length, behind) = self.gather(at);
                     // SAFETY: the message, its vectors and their bytes live through the call.
-                    (length, behind, unsafe { send_message(socket, &raw const self.header, behind < self.segments.len()) })
+                    (length, behind, unsafe {
+                        send_message(socket, &raw const self.header, behind < self.segments.len())
+                    })
                 }
             };
             match sent {
@@ -276,9 +278,8 @@ impl Outgoing {
 unsafe fn send_message(socket: &OwnedFd, message: *const libc::msghdr, has_more: bool) -> io::Result<usize> {
     let more = if has_more { libc::MSG_MORE } else { 0 };
     // SAFETY: the caller guarantees the message.
-    let count = unsafe {
-        libc::sendmsg(socket.as_raw_fd(), message, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | more)
-    };
+    let count =
+        unsafe { libc::sendmsg(socket.as_raw_fd(), message, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | more) };
     usize::try_from(count).map_err(|_| io::Error::last_os_error())
 }
 

@@ -210,7 +210,8 @@ fn a_file_in_memory_lends_its_data_and_no_holes() {
         |endpoint: &mut dyn Endpoint, now| endpoint.borrow(now, (1 << 20) + 65_536, 8192, Reader::Process);
     assert!(again(&mut *endpoint, now).is_some(), "the size is looked at once in a turn");
     assert!(again(&mut *endpoint, turn()).is_none(), "the next turn looks again");
-    let mut by_reference = |length| endpoint.borrow(turn(), 0, length, Reader::Peer).unwrap().file().is_some();
+    let mut by_reference =
+        |length| endpoint.borrow(turn(), 0, length, Reader::Peer).unwrap().file().is_some();
     FileExt::write_all_at(&file, &[1; 1 << 16], 0).unwrap();
     assert!(by_reference(1 << 16) && !by_reference(4096), "few bytes are copied");
 }

@@ -102,7 +102,8 @@ impl<M: Machine> Side<M> {
     fn new(io: &mut Io, socket: UnixStream, owner: Owner, machine: M, channel: Channel, unit: u32) -> Self {
         socket.set_nonblocking(true).unwrap();
         let mut stream =
-            Stream::new(io, Box::new(Socket::new(Rc::new(OwnedFd::from(socket)), false)), owner, 0, None).unwrap();
+            Stream::new(io, Box::new(Socket::new(Rc::new(OwnedFd::from(socket)), false)), owner, 0, None)
+                .unwrap();
         stream.seal(channel, unit, io.now());
         Self { stream, machine, buffers: Vec::new() }
     }
