@@ -222,6 +222,13 @@ pub trait Endpoint {
         None
     }
 
+    /// Storage that is memory writes `from` at once, while it is in the processor's cache, for a part of a write that has not
+    /// arrived completely. False: the caller submits the write; some of the bytes may have been written.
+    fn write_now(&mut self, io: &Io, offset: u64, from: &Span) -> bool {
+        let _ = (io, offset, from);
+        false
+    }
+
     /// Sets the size to one that [`Medium::current_size`] returned; requests in flight are not affected.
     fn resize(&mut self, size_bytes: u64) {
         let _ = size_bytes;

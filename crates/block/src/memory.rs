@@ -142,6 +142,10 @@ impl Endpoint for MemoryEndpoint {
         (end <= self.capability.size_bytes).then(|| self.stored.slice(offset as usize, length))
     }
 
+    fn write_now(&mut self, _io: &Io, offset: u64, from: &Span) -> bool {
+        self.perform(&Kind::Write { offset, from: from.clone(), durable: false }).is_ok()
+    }
+
     fn inspect(&self) -> &dyn Inspect {
         self
     }

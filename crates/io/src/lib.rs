@@ -34,7 +34,7 @@ use helper::{Piece, Results};
 use rustix::event::EventfdFlags;
 use slab::Slab;
 use socket2::SockAddr;
-use spin::Spin;
+use spin::{Spin, cores};
 
 pub use choice::uring_features;
 pub use event::{Event, Item, Owner, Token};
@@ -58,6 +58,8 @@ const PASSES_MAX: u32 = 4;
 /// Sends up to this length are tried at once: they rarely block, and then need no turn for their completion.
 const SEND_NOW_BYTES_MAX: usize = 64 << 10;
 
+/// With so many cores the peer of a busy thread has the other one.
+const CORES_FEW: usize = 2;
 /// How long `Drop` waits for operations in flight, and the length of one wait.
 const DROP_TIMEOUT: Duration = Duration::from_secs(1);
 const DROP_STEP: Duration = Duration::from_millis(5);
@@ -472,6 +474,11 @@ impl Io {
     /// Whether a helper thread would begin [`Self::compute`] soon, on a core that is idle.
     pub fn has_helper(&mut self) -> bool {
         !matches!(self.helped, Helped::Never) && helper::is_free(|| self.spin.is_busy(self.now))
+    }
+
+    /// Whether what this thread passes on, to a kernel worker or a helper, would find no core of its own.
+    pub fn is_crowded(&mut self) -> bool {
+        matches!(self.helped, Helped::Never) || cores() <= CORES_FEW || self.spin.is_busy(self.now)
     }
 
     /// Has a helper thread run `work` with the bytes of `from` (none: empty) and of `into`. Event: 0, with both spans.

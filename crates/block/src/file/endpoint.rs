@@ -410,6 +410,14 @@ impl Endpoint for FileEndpoint {
         mapped.as_mut()?.borrow(&*buffered, now, range, punched, reader)
     }
 
+    fn write_now(&mut self, io: &Io, offset: u64, from: &Span) -> bool {
+        let kind = Kind::Write { offset, from: from.clone(), durable: false };
+        self.handles.in_memory && self.operation(kind).is_ok() && {
+            let handle = self.handle_for(offset, from, false);
+            io.write_now(&handle, offset, from, Durability::Volatile).is_ok_and(|count| count == from.len())
+        }
+    }
+
     fn resize(&mut self, size_bytes: u64) {
         self.capability.size_bytes = size_bytes;
         self.shared.resized.store(size_bytes, Ordering::Release);

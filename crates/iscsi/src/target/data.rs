@@ -4,7 +4,7 @@
 //! within a sequence only grow; the R2Ts of a task may be answered in any order.
 
 use super::task::{Failure, Solicited, State};
-use super::{Connection, Segment, Urgent};
+use super::{Connection, Event, FRONT_BYTES, Segment, Urgent};
 use crate::limits::{R2T_BITS, R2T_OUTSTANDING_MAX, TASK_BITS, TURN_BYTES};
 use crate::machine::{Fatal, Payload, Placement, TaskId, Transmit};
 use crate::wire::{DataIn, DataOut, DataSn, R2t, RejectReason, StatSn, Ttt};
@@ -194,12 +194,26 @@ impl Connection {
                 self.fail(slot, Failure::IncorrectAmount);
             } else {
                 task.arrived += kept;
+                self.report_front(slot, offset, kept);
             }
         } else if task.state == State::Offered {
             task.discarded = true;
         }
         self.progress(slot);
         Ok(())
+    }
+
+    /// `length` bytes at `offset` of the requested data have arrived. What arrives before its predecessors, by R2Ts answered in
+    /// another order, is no longer reported.
+    fn report_front(&mut self, slot: u32, offset: u32, length: u32) {
+        let task = self.tasks.get_mut(slot);
+        if offset == task.front {
+            task.front += length;
+        }
+        if task.front < task.requested && task.front - task.front_reported >= FRONT_BYTES {
+            task.front_reported = task.front;
+            self.events.push_back(Event::DataOutFront { task: TaskId(slot), bytes: task.front });
+        }
     }
 
     /// The next R2T, if a task has bytes to solicit and `solicited_bytes_max` allows it.

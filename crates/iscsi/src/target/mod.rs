@@ -44,6 +44,9 @@ use task::Tasks;
 use text::Text;
 use transmit::{Control, Urgent};
 
+/// Step of [`Event::DataOutFront`], bytes.
+pub const FRONT_BYTES: u32 = 64 << 10;
+
 #[derive(Debug, Clone)]
 pub struct Config {
     /// Command window: most tasks admitted through it at once. At least 1; [`limits::IMMEDIATE_TASKS_MAX`] slots are
@@ -115,6 +118,9 @@ pub enum Event {
     /// A command. The edge calls [`Connection::want_data_out`] before it calls `placement`, or [`Connection::complete`]
     /// at any time.
     Command(Command),
+    /// The first `bytes` of the Data-Out that the edge requested, and not all, are in the task's buffer; reported each time
+    /// they have become [`FRONT_BYTES`] more.
+    DataOutFront { task: TaskId, bytes: u32 },
     /// All Data-Out that the edge requested is in the task's buffer.
     DataOut { task: TaskId },
     /// The task has ended; the machine will not name it again.

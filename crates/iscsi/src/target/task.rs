@@ -92,6 +92,9 @@ pub(super) struct Task {
     pub(super) requested: u32,
     /// Bytes of `requested` in the buffer.
     pub(super) arrived: u32,
+    /// Bytes of `requested` in the buffer without a gap before them, and those of them that the edge knows of.
+    pub(super) front: u32,
+    pub(super) front_reported: u32,
     /// Bytes below this offset arrived or will arrive unsolicited, or were solicited by an R2T.
     pub(super) solicited: u32,
     /// Grows to the number that was ever outstanding at once, at most [`R2T_OUTSTANDING_MAX`].
@@ -136,6 +139,8 @@ impl Task {
             discarded: false,
             requested: 0,
             arrived: 0,
+            front: 0,
+            front_reported: 0,
             solicited: 0,
             r2ts: Vec::new(),
             r2t_live: 0,

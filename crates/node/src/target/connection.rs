@@ -388,6 +388,10 @@ impl Connection {
                     let (tasks, _, mut context) = self.commands(context).expect(LOGGED_IN);
                     tasks.on_command(&mut context, &command);
                 }
+                Event::DataOutFront { task, bytes } => {
+                    let (tasks, _, mut context) = self.commands(context).expect(LOGGED_IN);
+                    tasks.on_data_front(&mut context, task, bytes as usize);
+                }
                 Event::DataOut { task } => {
                     let (tasks, _, mut context) = self.commands(context).expect(LOGGED_IN);
                     if let Err(reason) = tasks.on_data_out(&mut context, task) {

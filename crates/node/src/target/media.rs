@@ -54,11 +54,12 @@ pub(super) struct StorageWork {
 }
 
 impl StorageWork {
-    /// Plans `media`. `data` is the command's buffer: data-out, or the destination of a READ. `Err`: the pool has no
-    /// memory now.
+    /// Plans `media`. `data` is the command's buffer: data-out, or the destination of a READ. Of a WRITE's data the first
+    /// `written` bytes are in the storage. `Err`: the pool has no memory now.
     pub(super) fn plan(
         media: &Media,
         data: Option<&Span>,
+        written: usize,
         block_size: u32,
         capability: &Capability,
         pool: &Pool,
@@ -85,7 +86,9 @@ impl StorageWork {
                 }));
             }
             MediaOp::Write { durable } => {
-                stages.extend(write(offset, data, block_size, *durable, capability));
+                let rest = data.map(|data| data.slice(written, data.len() - written));
+                let offset = offset + written as u64;
+                stages.extend(write(offset, rest.as_ref(), block_size, *durable, capability));
             }
             MediaOp::WriteVerify { compare } => {
                 stages.extend(write(offset, data, block_size, true, capability));
@@ -365,7 +368,7 @@ mod tests {
                         buffer.fill(0, &vec![0xA5; buffer.len()]);
                     }
                     let mut work =
-                        StorageWork::plan(&media, buffer.as_ref(), 512, capability, io.pool()).unwrap();
+                        StorageWork::plan(&media, buffer.as_ref(), 0, 512, capability, io.pool()).unwrap();
                     run(&mut io, &mut *endpoint, &mut work, &media);
                 }
             }

@@ -53,6 +53,8 @@ struct Task {
     media: Option<Media>,
     buffer: Option<Span>,
     charged: usize,
+    /// A WRITE: bytes of its buffer that are in the storage.
+    written: usize,
     /// Borrowed storage bytes that it is sending.
     borrowed: usize,
     work: Option<StorageWork>,
@@ -77,6 +79,7 @@ impl Task {
             media: None,
             buffer: None,
             charged: 0,
+            written: 0,
             borrowed: 0,
             work: None,
             copying: None,
@@ -182,6 +185,13 @@ impl Tasks {
         let offered = if command.write { command.expected } else { 0 };
         let action = self.choose(context, id, step, Some(offered));
         self.act(context, id, action);
+    }
+
+    /// The first `bytes` of a command's data-out have arrived: a WRITE begins, if its storage is memory.
+    pub(super) fn on_data_front(&mut self, context: &mut TaskContext<'_, '_>, id: TaskId, bytes: usize) {
+        if !context.machine.is_aborted(id) && context.stream.is_whole(id) {
+            self.write_front(context, id, bytes);
+        }
     }
 
     /// All data-out of a command has arrived. `Err`: why the connection ends.
@@ -425,11 +435,15 @@ impl Tasks {
         if data_in > 0 && !self.take_buffer(context.thread.io, id, data_in) {
             return Action::Answer(Outcome::task_set_full());
         }
+        if let Some(arrived) = self.get(id).and_then(|task| task.buffer.as_ref()).map(Span::len) {
+            self.write_front(context, id, arrived);
+        }
         let Context { io, luns, units, .. } = &*context.thread;
         let task = self.slots[id.index()].as_ref().expect("a task under way");
         let media = task.media.as_ref().expect("as before");
         let (block_size, capability) = (luns[task.lun].block_size, units[task.lun].capability());
-        match StorageWork::plan(media, task.buffer.as_ref(), block_size, capability, io.pool()) {
+        let data = task.buffer.as_ref();
+        match StorageWork::plan(media, data, task.written, block_size, capability, io.pool()) {
             Ok(work) => Action::Work(work),
             Err(()) => Action::Answer(Outcome::task_set_full()),
         }
@@ -461,6 +475,28 @@ impl Tasks {
         }
         let offset = extent.lba * u64::from(lun.block_size);
         thread.units[extent.lun].borrow(thread.io.now(), offset, data_in, stream.reader()).map(Action::Borrow)
+    }
+
+    /// Writes the first `bytes` of a WRITE's buffer, as far as they are not written, if the storage is memory. On an idle core
+    /// the kernel's worker would write them beside this thread, which other commands then keep busy.
+    fn write_front(&mut self, context: &mut TaskContext<'_, '_>, id: TaskId, bytes: usize) {
+        let is_alone = self.present == 1;
+        let Some(task) = self.get_mut(id) else { return };
+        let (Some(media), Some(buffer)) = (&task.media, &task.buffer) else { return };
+        let Context { io, luns, units, .. } = &mut *context.thread;
+        if !matches!(media.op, MediaOp::Write { durable: false }) || !(is_alone || io.is_crowded()) {
+            return;
+        }
+        let block = luns[task.lun].block_size;
+        let end = bytes - bytes % block as usize;
+        if end == task.written {
+            return;
+        }
+        let from = buffer.slice(task.written, end - task.written);
+        let offset = media.lba * u64::from(block) + task.written as u64;
+        if units[task.lun].write_now(io, offset, &from) {
+            task.written = end;
+        }
     }
 
     fn act(&mut self, context: &mut TaskContext<'_, '_>, id: TaskId, action: Action) {
