@@ -333,8 +333,13 @@ impl Session {
 
     /// Sends the burst that an R2T requests; `out` is the whole command's data.
     pub fn send_burst(&mut self, r2t: &Pdu, out: &[u8]) -> Result<()> {
+        self.send_begin_of_burst(r2t, out, r2t.get(44) as usize)
+    }
+
+    /// The same, but only its first `bytes`.
+    pub fn send_begin_of_burst(&mut self, r2t: &Pdu, out: &[u8], bytes: usize) -> Result<()> {
         let (offset, length) = (r2t.get(40) as usize, r2t.get(44) as usize);
-        let burst = out.get(offset..offset + length).context("R2T past the end of the data")?;
+        let burst = out.get(offset..offset + bytes).context("R2T past the end of the data")?;
         // 8 KiB: the default MaxRecvDataSegmentLength of a target that declared none (RFC 7143 §13.12).
         for (number, part) in burst.chunks(8192).enumerate() {
             let start = number * 8192;

@@ -304,6 +304,9 @@ const R2T_KEYS: &str =
 const OPEN_KEYS: &str =
     "InitialR2T=No ImmediateData=Yes MaxBurstLength=4096 FirstBurstLength=2048 MaxOutstandingR2T=1";
 
+const OPEN_KEYS_LONG: &str =
+    "InitialR2T=No ImmediateData=Yes MaxBurstLength=65536 FirstBurstLength=65536 MaxOutstandingR2T=1";
+
 // ---- window: §4.2.2.1 ----
 
 #[test]
@@ -428,6 +431,43 @@ fn r2ts_in_bursts_and_bounds() {
     let response = target.response();
     assert_eq!((response.status, response.residual, response.exp_data_sn), (0, Residual::None, DataSn(3)));
     assert_eq!(target.done(), 1);
+}
+
+#[test]
+fn data_without_a_gap_before_it_is_reported_as_it_arrives() {
+    const PART: u32 = 32768;
+    let mut target = Target::new("InitialR2T=Yes ImmediateData=No MaxBurstLength=65536 MaxOutstandingR2T=2");
+    target.send_write(1, 5 * PART, 0, true);
+    let [TargetPdu::R2t(first), TargetPdu::R2t(second)] = target.sent[..] else { panic!() };
+    target.sent.clear();
+    let fronts = |target: &Target| -> Vec<u32> {
+        let front = |event: &Event| match event {
+            Event::DataOutFront { task: TaskId(0), bytes } => Some(*bytes),
+            _ => None,
+        };
+        target.log.iter().filter_map(front).collect()
+    };
+    target.data(1, second.ttt, 0, 2 * PART, PART, false).unwrap();
+    target.data(1, first.ttt, 0, 0, PART, false).unwrap();
+    assert_eq!(fronts(&target), [], "neither data behind a gap nor a few bytes");
+    target.data(1, first.ttt, 1, PART, PART, true).unwrap();
+    assert_eq!(fronts(&target), [2 * PART]);
+    let third = target.r2t();
+    target.data(1, third.ttt, 0, 4 * PART, PART, true).unwrap();
+    target.data(1, second.ttt, 1, 3 * PART, PART, true).unwrap();
+    assert_eq!(
+        fronts(&target),
+        [2 * PART],
+        "what has overtaken the data before it is reported with all of it"
+    );
+    assert_eq!(target.data_out(), 1);
+}
+
+#[test]
+fn all_data_is_reported_once() {
+    let mut target = Target::new(OPEN_KEYS_LONG);
+    target.send_write(1, 65536, 65536, true);
+    assert!(matches!(target.log[..], [Event::Command(_), Event::DataOut { .. }]), "{:?}", target.log);
 }
 
 #[test]

@@ -49,6 +49,14 @@ struct Task {
     write: bool,
 }
 
+impl Task {
+    /// Bytes that have been placed without a gap before them.
+    fn front(&mut self) -> u32 {
+        self.placed.sort_by_key(|range| range.start);
+        self.placed.iter().fold(0, |end, range| if range.start <= end { end.max(range.end) } else { end })
+    }
+}
+
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Owner {
     /// The edge, which may still request data.
@@ -230,19 +238,15 @@ impl Session {
                         self.complete(command.task, source);
                     }
                 }
+                Event::DataOutFront { task, bytes } => {
+                    let known = self.task(task);
+                    assert!(known.front() >= bytes, "{bytes} of {:?}", known.placed);
+                }
                 Event::DataOut { task } => {
                     let known = self.task(task);
                     known.owner = Owner::Edge;
-                    known.placed.sort_by_key(|range| range.start);
-                    let follows =
-                        |end: u32, range: &Range<u32>| (range.start <= end).then(|| end.max(range.end));
-                    let end = known.placed.iter().try_fold(0, follows);
-                    assert!(
-                        end == Some(known.buffer),
-                        "data with a hole: {:?} of {}",
-                        known.placed,
-                        known.buffer
-                    );
+                    let (front, buffer) = (known.front(), known.buffer);
+                    assert!(front == buffer, "data with a hole: {:?} of {buffer}", known.placed);
                 }
                 Event::TaskDone { task } => {
                     let known = self.tasks.remove(&task.0).expect("a task ends once");

@@ -85,6 +85,12 @@ impl Storage {
                         self.jobs.push(command.task);
                     }
                 }
+                target::Event::DataOutFront { task, bytes } => {
+                    let (_, tag, _) = parse(&self.commands[&task.0].cdb);
+                    let (buffer, bytes) = (&buffers[&task.0], bytes as usize);
+                    let expected = content(tag, buffer.len() as u32);
+                    assert!(buffer[..bytes] == expected[..bytes], "the first data-out of {task:?} is wrong");
+                }
                 target::Event::DataOut { task } => {
                     let (_, tag, _) = parse(&self.commands[&task.0].cdb);
                     let buffer = &buffers[&task.0];

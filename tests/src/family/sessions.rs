@@ -1,5 +1,6 @@
 //! Many concurrent sessions, a few of them busy: the memory of an idle one, the fairness among the busy ones, and the
-//! longest time of a command; and the memory of one session with long commands. On both back ends.
+//! longest time of a command; the memory of one session with long commands; a WRITE that is aborted while its data arrives.
+//! On both back ends.
 
 use std::time::{Duration, Instant};
 
@@ -9,11 +10,13 @@ use tempfile::TempDir;
 
 use crate::files::random_file;
 use crate::load::{Done, Load, busy};
-use crate::pdu::Session;
+use crate::pdu::{R2T, Session, cdb10};
 use crate::process::{Surroundings, raise_descriptor_limit};
 use crate::procfs::{cores, descriptors, memory, resident_bytes, resident_bytes_peak, threads};
 use crate::{Cases, Context, Disk, Served, Target, Tier, random, scratch, wait_until};
 
+const TEST_UNIT_READY: [u8; 6] = [0; 6];
+const ABORT_TASK_SET: u8 = 2;
 const BACK_ENDS: [&str; 2] = ["uring", "portable"];
 const IMAGE_BYTES: u64 = 64 << 20;
 /// Maximum resident memory of one idle session, in bytes.
@@ -214,6 +217,35 @@ fn many(context: &Context, io: &str, plan: &Plan) -> Result<Map<String, Value>> 
     Ok(facts)
 }
 
+/// A WRITE to memory begins with its first data, and ends with its abort: nothing of it is written after the answer.
+fn a_write_begins_with_its_first_data_and_ends_with_its_abort(context: &Context, io: &str) -> Result<()> {
+    const BLOCKS: u16 = 2048;
+    let surroundings = Surroundings::variable("HIKYAKU_IO", io);
+    let disks = [Disk::endpoint("mem:16M")];
+    let served = Served::Ours(Target::serve_with(context, &disks, None, &[], &surroundings)?);
+    let mut sessions = log_in(&served, 2)?;
+    let [writer, reader] = &mut sessions[..] else { unreachable!("two sessions") };
+    let old = vec![0x11; usize::from(BLOCKS) * 512];
+    writer.write(0, 0, &old)?;
+    let new = vec![0x22; old.len()];
+    let command = writer.command(0, &cdb10(0x2a, 0, BLOCKS), 0, &new);
+    writer.send(&command)?;
+    let r2t = writer.receive()?;
+    ensure!(r2t.opcode() == R2T, "opcode {:#x} instead of an R2T", r2t.opcode());
+    // A burst without its last PDU.
+    let length = r2t.get(44) as usize - 8192;
+    writer.send_begin_of_burst(&r2t, &new, length)?;
+    wait_until(END_LIMIT, || Ok(reader.read(0, 0, 8)? == new[..4096]))
+        .context("the first data in the storage")?;
+    let answer = writer.manage(ABORT_TASK_SET, 0)?;
+    ensure!(answer == 0, "ABORT TASK SET: response {answer}");
+    let left = reader.read(0, 0, BLOCKS)?;
+    writer.good(0, &TEST_UNIT_READY, 0, &[])?;
+    ensure!(reader.read(0, 0, BLOCKS)? == left, "written after the answer");
+    let written = left.iter().take_while(|byte| **byte == 0x22).count();
+    demand!(left[written..] == old[written..] && written <= length, "{written} bytes of {length} sent")
+}
+
 pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
     let plan = Plan {
         sessions: context.amount(200, 1000),
@@ -229,6 +261,9 @@ pub(super) fn examine(context: &Context, cases: &mut Cases) -> Result<()> {
         cases.check(&format!("{io}-many-sessions-some-busy"), || {
             facts = many(context, io, &plan)?;
             Ok(())
+        });
+        cases.check(&format!("{io}-a-write-begins-early-and-an-abort-ends-it"), || {
+            a_write_begins_with_its_first_data_and_ends_with_its_abort(context, io)
         });
         facts.insert("one_session_1m_32_resident_bytes_peak".into(), json!(peak));
         cases.fact(io, Value::Object(facts));

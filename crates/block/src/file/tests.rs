@@ -217,6 +217,27 @@ fn a_file_in_memory_lends_its_data_and_no_holes() {
 }
 
 #[test]
+fn only_a_file_in_memory_is_written_at_once() {
+    let mut io = new_io();
+    for at in ["/var/tmp", "/dev/shm"] {
+        let Ok(directory) = tempfile::tempdir_in(at) else { continue };
+        let path = directory.path().join("image");
+        fs::write(&path, vec![0xEE; 1 << 20]).unwrap();
+        let mut endpoint = open(&path, "").unwrap().attach(&mut io).unwrap();
+        let from = span(&io, &[7; 4096]);
+        assert_eq!(endpoint.write_now(&io, 8192, &from), at == "/dev/shm");
+        assert!(!endpoint.write_now(&io, (1 << 20) - 4095, &from), "a part is beyond the end");
+        let mut read_only = open(&path, ",ro").unwrap().attach(&mut io).unwrap();
+        assert!(!read_only.write_now(&io, 0, &from));
+        let mut expected = vec![0xEE; 1 << 20];
+        if at == "/dev/shm" {
+            expected[8192..12288].fill(7);
+        }
+        assert!(fs::read(&path).unwrap() == expected);
+    }
+}
+
+#[test]
 fn a_file_on_a_disk_or_read_only_lends_nothing() {
     let mut io = new_io();
     for (directory, words) in [("/var/tmp", ""), ("/dev/shm", ",ro")] {

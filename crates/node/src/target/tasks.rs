@@ -8,7 +8,8 @@
 //! sent.
 //!
 //! A READ: the device server names blocks, a buffer is allocated, a [`StorageWork`] fills it, the response refers to it. A
-//! WRITE: the buffer is allocated first ([`Action::Collect`]), and the work is planned when all data-out has arrived.
+//! WRITE: the buffer is allocated first ([`Action::Collect`]), and the work is planned when all data-out has arrived; storage
+//! that is memory is written part by part before ([`Tasks::on_data_front`]).
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -168,6 +168,12 @@ fn serve(pool: &Pool, side: &mut Side<target::Connection>, params: &Params) {
                     complete(side, task, bytes);
                 }
             }
+            // The end of a unit's seal may be in the next PDU.
+            target::Event::DataOutFront { task, .. } if !side.stream.is_whole(task) => {}
+            target::Event::DataOutFront { task, bytes } => {
+                let (tag, span) = side.buffers[task.index()].clone().unwrap();
+                check(&span.slice(0, bytes as usize), tag);
+            }
             target::Event::DataOut { task } => {
                 assert!(side.stream.is_whole(task));
                 let (tag, span) = side.buffers[task.index()].clone().unwrap();
