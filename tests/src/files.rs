@@ -38,6 +38,21 @@ fn open(path: &Path) -> Result<File> {
     File::open(path).with_context(|| format!("open {}", path.display()))
 }
 
+/// Writes files of `bytes` in parts that alternate. In a virtual machine, reads of files in memory were up to 1.6 times as
+/// fast as of others, by where the host keeps the pages; files to be compared have the same mixture.
+pub fn side_by_side(paths: &[PathBuf], bytes: u64) -> Result<()> {
+    let files = paths.iter().map(|path| create(path)).collect::<Result<Vec<_>>>()?;
+    let part = vec![0xA5; BLOCK];
+    for offset in (0..bytes).step_by(BLOCK) {
+        let length = (bytes - offset).min(BLOCK as u64) as usize;
+        for (file, path) in files.iter().zip(paths) {
+            file.write_all_at(&part[..length], offset)
+                .with_context(|| format!("write {}", path.display()))?;
+        }
+    }
+    Ok(())
+}
+
 /// Makes a file of random bytes, by `seed`. Returns its path, as do the other functions that make files.
 pub fn random_file<P: Into<PathBuf>>(path: P, bytes: u64, seed: u64) -> Result<PathBuf> {
     let path = path.into();

@@ -148,8 +148,7 @@ struct Scene<'a> {
 
 impl<'a> Scene<'a> {
     fn new(context: &'a Context, group: &Group, seconds: f64) -> Result<Self> {
-        let ours = group.targets.iter().map(|surroundings| Ours::start(context, surroundings.clone()));
-        let ours = ours.collect::<Result<Vec<_>>>()?;
+        let ours = Ours::start_all(context, &group.targets)?;
         let disks = [&ours[0].read_image, &ours[0].write_image].map(|path| Disk::file(path));
         let has_tgt = group.cells.iter().any(|cell| cell.way == Way::Tgt);
         let tgt = has_tgt.then(|| Tgt::serve(&disks, None).map(Served::Tgt)).transpose()?;

@@ -1,5 +1,6 @@
 //! One run of `hikyaku bench path` against a `hikyaku serve`, and the resources that both used.
 
+use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
@@ -7,11 +8,12 @@ use serde_json::Value;
 
 use crate::RUN_LIMIT;
 use crate::peers::Shape;
-use harness::files::random_file;
+use harness::files::side_by_side;
 use harness::process::Surroundings;
 use harness::{Context, Disk, Output, Served, Target, Url, run, scratch};
 
 pub(crate) const LUN_BYTES: u64 = 256 << 20;
+const IMAGES: [&str; 2] = ["read.img", "write.img"];
 /// Seed of the pattern of the LUN for reading.
 pub(crate) const PATTERN: &str = "3";
 
@@ -28,8 +30,8 @@ pub(crate) struct Ours {
     served: Served,
     surroundings: Surroundings,
     /// Backing files of the LUNs that reads and writes go to.
-    pub(crate) read_image: std::path::PathBuf,
-    pub(crate) write_image: std::path::PathBuf,
+    pub(crate) read_image: PathBuf,
+    pub(crate) write_image: PathBuf,
     _dir: tempfile::TempDir,
 }
 
@@ -57,10 +59,24 @@ pub(crate) struct Sample {
 
 impl Ours {
     pub(crate) fn start(context: &Context, surroundings: Surroundings) -> Result<Self> {
-        let dir = scratch()?;
-        // Written, not sparse, so that no run includes the allocation.
-        let read_image = random_file(dir.path().join("read.img"), LUN_BYTES, 1)?;
-        let write_image = random_file(dir.path().join("write.img"), LUN_BYTES, 1)?;
+        let mut all = Self::start_all(context, &[surroundings])?;
+        Ok(all.remove(0))
+    }
+
+    /// One target with each of these surroundings.
+    pub(crate) fn start_all(context: &Context, surroundings: &[Surroundings]) -> Result<Vec<Self>> {
+        let dirs = surroundings.iter().map(|_| scratch()).collect::<Result<Vec<_>>>()?;
+        for name in IMAGES {
+            let images: Vec<_> = dirs.iter().map(|dir| dir.path().join(name)).collect();
+            // Written, not sparse, so that no run includes the allocation.
+            side_by_side(&images, LUN_BYTES)?;
+        }
+        let each = dirs.into_iter().zip(surroundings);
+        each.map(|(dir, surroundings)| Self::serve(context, surroundings.clone(), dir)).collect()
+    }
+
+    fn serve(context: &Context, surroundings: Surroundings, dir: tempfile::TempDir) -> Result<Self> {
+        let [read_image, write_image] = IMAGES.map(|name| dir.path().join(name));
         let memory = Disk::endpoint(format!("mem:{LUN_BYTES}"));
         let disks = [Disk::file(&read_image), Disk::file(&write_image), memory.clone(), memory];
         let target = Target::serve_with(context, &disks, None, &[], &surroundings)?;

@@ -7,12 +7,16 @@ use anyhow::{Context as _, Result, ensure};
 use crate::RUN_LIMIT;
 use crate::ends::run::{LUN_BYTES, PATTERN, Sample};
 use crate::peers::Shape;
+use harness::files::side_by_side;
 use harness::process::Surroundings;
 use harness::seal::Keys;
 use harness::{Context, Disk, Output, Served, Target, program, run, scratch};
 
 /// Port of a target that listens beyond the loopback address.
 pub(crate) const PORT: u16 = 3260;
+
+/// The LUNs of a target, for reads and for writes.
+const IMAGES: [&str; 2] = ["read", "write"];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Protection {
@@ -145,29 +149,35 @@ impl<'a> Rig<'a> {
         let (dir, credentials) = (scratch()?, Credentials::new(context)?);
         let mut rig =
             Self { context, credentials, targets: Vec::new(), initiator: initiator.clone(), _dir: dir };
+        let mut servers: Vec<Protection> = Vec::new();
         for server in protections.iter().map(|protection| protection.server()) {
-            if rig.targets.iter().all(|(known, _)| *known != server) {
-                let port = PORT + rig.targets.len() as u16;
-                let served = rig.serve(server, target, port).with_context(|| format!("{server:?} target"))?;
-                rig.targets.push((server, served));
+            if !servers.contains(&server) {
+                servers.push(server);
             }
+        }
+        for name in IMAGES {
+            let images: Vec<PathBuf> = servers.iter().map(|server| rig.image(*server, name)).collect();
+            // Written, not sparse, so that no run includes the allocation.
+            side_by_side(&images, LUN_BYTES)?;
+            let pattern = format!("pattern:{LUN_BYTES}:{PATTERN}");
+            for image in images {
+                let image = image.display().to_string();
+                context.ours(&["copy", "--force", "--quiet", &pattern, &image], RUN_LIMIT)?.success()?;
+            }
+        }
+        for (server, port) in servers.into_iter().zip(PORT..) {
+            let served = rig.serve(server, target, port).with_context(|| format!("{server:?} target"))?;
+            rig.targets.push((server, served));
         }
         Ok(rig)
     }
 
-    fn image(&self, name: &str) -> Result<PathBuf> {
-        let path = self._dir.path().join(name);
-        // Written, not sparse, so that no run includes the allocation.
-        let pattern = format!("pattern:{LUN_BYTES}:{PATTERN}");
-        let file = format!("{},create,size={LUN_BYTES}", path.display());
-        self.context.ours(&["copy", "--quiet", &pattern, &file], RUN_LIMIT)?.success()?;
-        Ok(path)
+    fn image(&self, server: Protection, name: &str) -> PathBuf {
+        self._dir.path().join(format!("{}-{name}.img", server.name()))
     }
 
     fn serve(&self, server: Protection, surroundings: &Surroundings, port: u16) -> Result<Served> {
-        let [read, write] =
-            ["read", "write"].map(|name| self.image(&format!("{}-{name}.img", server.name())));
-        let disks = [Disk::file(&read?), Disk::file(&write?)];
+        let disks = IMAGES.map(|name| Disk::file(&self.image(server, name)));
         let mut arguments = self.credentials.serve_arguments(server);
         if surroundings.network.is_some() {
             arguments.extend(["--listen".to_owned(), format!("0.0.0.0:{port}")]);
