@@ -2,10 +2,11 @@
 //!
 //! `pair-*` compares `hikyaku copy` with qemu-img, dd and a ceiling between two loop devices; `latency` varies the
 //! number of buffers; `requests` reads the devices' own counters; `sparse-*` measures holes; `incremental` what
-//! `--since hash` moves; `remote-*` EXTENDED COPY inside one target. Every group compares the bytes. The record keeps
+//! `--since hash` moves; `impact` how long a reader of the same disk waits; `remote-*` EXTENDED COPY inside one target. Every group compares the bytes. The record keeps
 //! each group with its own commit and date.
 
 mod disks;
+mod impact;
 mod incremental;
 mod latency;
 mod pair;
@@ -62,6 +63,7 @@ const GROUPS: &[Group] = &[
     ("sparse-memory", |bench| sparse::measure(bench, Place::Memory)),
     ("sparse-disk", |bench| sparse::measure(bench, Place::Disk)),
     ("incremental", incremental::measure),
+    ("impact", impact::measure),
     ("remote-memory", |bench| remote::measure(bench, Place::Memory)),
     ("remote-disk", |bench| remote::measure(bench, Place::Disk)),
 ];

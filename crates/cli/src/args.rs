@@ -160,6 +160,7 @@ const COPY_RARE: &[&str] = &[
     "sparse",
     "remote_copy",
     "offload",
+    "impact",
     "depth",
     "chunk",
     "connections",

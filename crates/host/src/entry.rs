@@ -1,12 +1,16 @@
 //! A device as sysfs shows it.
 
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use crate::kernel::{Kernel, names, node_name, path_in, text, value};
+use crate::kernel::{Kernel, names, node_name, path_in, value};
 
 /// Bytes of a page of memory, the minimum length of a segment of a request.
 const PAGE_BYTES: u64 = 4096;
 
+/// Bytes of a `stat` file: 17 numbers of at most 20 digits.
+const STAT_BYTES_MAX: usize = 512;
 /// Bytes of a sector in sysfs, independent of the device's block size.
 pub(super) const SECTOR_BYTES: u64 = 512;
 /// Bounds of [`Limits::optimal_transfer_bytes`]: 1 MiB measures well on every device, unless its limits are lower.
@@ -95,13 +99,36 @@ impl Kernel {
     }
 
     pub fn traffic(&self, device: u64) -> Option<Traffic> {
-        let text = text(&self.directory(device)?.join("stat"))?;
+        self.traffic_file(device)?.read()
+    }
+
+    /// The counters of a device as an open file, which can be read often.
+    pub fn traffic_file(&self, device: u64) -> Option<TrafficFile> {
+        File::open(self.directory(device)?.join("stat")).ok().map(TrafficFile)
+    }
+}
+
+/// The open file of a device's counters.
+#[derive(Debug)]
+pub struct TrafficFile(File);
+
+impl TrafficFile {
+    /// One system call. `None`: the device has gone.
+    pub fn read(&self) -> Option<Traffic> {
+        let mut bytes = [0; STAT_BYTES_MAX];
+        let length = self.0.read_at(&mut bytes, 0).ok()?;
+        Traffic::parse(str::from_utf8(&bytes[..length]).ok()?)
+    }
+}
+
+impl Traffic {
+    fn parse(text: &str) -> Option<Self> {
         let mut fields = text.split_ascii_whitespace().map(|field| field.parse().ok());
         let mut next = || fields.next().flatten();
         let (reads, read_merges, sectors_read, _) = (next()?, next()?, next()?, next()?);
         let (writes, write_merges, sectors_written) = (next()?, next()?, next()?);
         let flushes = fields.nth(8).flatten().unwrap_or(0);
-        Some(Traffic { reads, read_merges, sectors_read, writes, write_merges, sectors_written, flushes })
+        Some(Self { reads, read_merges, sectors_read, writes, write_merges, sectors_written, flushes })
     }
 }
 

@@ -32,7 +32,7 @@ pub mod lock;
 pub mod signature;
 pub mod thin;
 
-pub use entry::{Entry, Limits, Traffic};
+pub use entry::{Entry, Limits, Traffic, TrafficFile};
 pub use fingerprint::{Fingerprint, differing};
 pub use generic::{Family, Generic, Namespace};
 pub use header_lock::{HeaderLock, HeaderLockError};

@@ -266,6 +266,15 @@ fn an_entry_is_what_sysfs_shows() {
     let traffic = machine.kernel.traffic(libc::makedev(8, 0)).unwrap();
     assert_eq!((traffic.reads, traffic.sectors_read), (11, 88));
     assert_eq!((traffic.writes, traffic.sectors_written, traffic.flushes), (22, 176, 33));
+    let file = machine.kernel.traffic_file(libc::makedev(8, 0)).unwrap();
+    for reads in [11, 12] {
+        machine.put("sys/block/sda/stat", &format!("{reads} 1 88 2 22 3 176 4 0 5 6"));
+        assert_eq!(
+            file.read().map(|traffic| (traffic.reads, traffic.flushes)),
+            Some((reads, 0)),
+            "kept open"
+        );
+    }
 }
 
 #[test]

@@ -60,6 +60,9 @@ fn words(job: &Job<'_>, is_anew: bool) -> Vec<String> {
     if let Some(choice) = job.request.offload.word() {
         option("--offload", choice.to_owned());
     }
+    if let Some(choice) = job.request.impact.word() {
+        option("--impact", choice.to_owned());
+    }
     if plan.verify {
         words.push("--verify".to_owned());
     }
@@ -130,6 +133,7 @@ mod tests {
             since: Some(Since::Bitmap("b0".to_owned())),
             remote_copy: Choice::Off,
             offload: Choice::Require,
+            impact: crate::Impact::None,
             snapshot: true,
             hooks: Hooks { pre: Some("a b".to_owned()), post: Some("c".to_owned()) },
             force: true,
@@ -142,8 +146,8 @@ mod tests {
         let address = |words| Box::new(Local::parse(words).unwrap());
         let job = Job::new(&host, &request, address("a,,b.img"), address("c.img,create,size=1M"));
         let common = "hikyaku copy 'a,,b.img' 'c.img,size=1M' --src-offset 512 --size 1048576 --rate 1000B/s --depth 3 \
-                      --chunk 65536 --sparse off --offload require --verify --manifest 'm n' --snapshot auto --remote-copy \
-                      off --pre 'a b' --post c";
+                      --chunk 65536 --sparse off --offload require --impact none --verify --manifest 'm n' --snapshot auto \
+                      --remote-copy off --pre 'a b' --post c";
         let allowed = "--allow 'in-use,sector-size,space'";
         let first = format!("{common} {allowed} --report r.html --resume x");
         assert_eq!(resume(&job, "x"), first);

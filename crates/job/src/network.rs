@@ -70,6 +70,7 @@ fn may_limit(end: &str, limited_by: Limit) -> bool {
 fn absolve(verdict: &mut Verdict, limited_by: Limit) {
     let by = match limited_by {
         Limit::Rate => "the rate that it was given".to_owned(),
+        Limit::Impact => "what other programs are left of its disk".to_owned(),
         Limit::Memory => "the memory for chunks".to_owned(),
         Limit::Cpu => "this host's processor".to_owned(),
         end => format!("its {end}"),

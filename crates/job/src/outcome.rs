@@ -3,14 +3,14 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use mover::{CopyError, Phase, Report, Side};
+use mover::{CopyError, Limit, Phase, Report, Side, Yielded};
 use serde_json::{Value, json};
 
 use crate::cpu::CpuTime;
 use crate::manifest::Written;
 use crate::offload::Offloaded;
 use crate::remote::ByTarget;
-use crate::{Connection, EndPath, Ending, Failure, Job, SCHEMA, network, refusals, units};
+use crate::{Connection, EndPath, Ending, Failure, Job, SCHEMA, impact, network, refusals, units};
 
 /// A complete copy. All of it is durable.
 #[derive(Debug)]
@@ -183,9 +183,11 @@ pub fn object(report: &Report, cpu: CpuTime, source_consistent: bool) -> Value {
             "source": units::rounded(report.shares.source),
             "destination": units::rounded(report.shares.destination),
             "rate": units::rounded(report.shares.rate),
+            "impact": units::rounded(report.shares.impact),
             "memory": units::rounded(report.shares.memory),
             "cpu": units::rounded(report.shares.cpu),
         },
+        "impact": report.yielded.as_ref().map(impact::object),
         "flush_s": units::rounded(report.flush_seconds),
         "verify_s": units::rounded(report.verify_seconds),
         "zero_bytes_skipped": report.zero_bytes_skipped,
@@ -241,7 +243,16 @@ fn sentence(report: &Report, cpu: CpuTime, network: &[Connection]) -> String {
     if let Some(blake3) = &report.blake3 {
         text += &format!(", BLAKE3 {blake3}");
     }
-    let limit = network::limit(report.limited_by, network);
+    if let Some(yielded) = &report.yielded {
+        text += &format!(", {}", impact::sentence(yielded));
+    }
+    let limit = match &report.yielded {
+        Some(Yielded { disk, .. }) if report.limited_by == Limit::Impact && !disk.is_empty() => {
+            format!("other programs' reads of {disk}")
+        }
+        Some(_) if report.limited_by == Limit::Impact => "--impact none".to_owned(),
+        _ => network::limit(report.limited_by, network),
+    };
     text + &format!("; limited by {limit}, {:.2} CPU-s/GB", user + system)
 }
 

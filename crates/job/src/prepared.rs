@@ -164,8 +164,9 @@ impl Paired<'_> {
     fn engine(&mut self, record: &mut Record) -> Result<Report, CopyError> {
         let Self { job, io, pair, changes, kept, .. } = self;
         let only = changes.as_ref().map(|changes| changes.only.clone());
-        let plan =
-            Plan { map: kept.map.take(), only, skip_bad: kept.journal.is_some(), ..job.request.plan() };
+        let impact = job.request.impact.plan([&*pair.source, &*pair.destination]);
+        let skip_bad = kept.journal.is_some();
+        let plan = Plan { map: kept.map.take(), only, skip_bad, impact, ..job.request.plan() };
         let _orderly = job.host.stop().orderly();
         let mut watch = Watch::new(job.host);
         watch.follow(&[("source", &*pair.source), ("destination", &*pair.destination)]);

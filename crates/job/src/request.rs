@@ -5,13 +5,14 @@ use std::path::PathBuf;
 use mover::Plan;
 
 use crate::hooks::Hooks;
+use crate::impact::Impact;
 use crate::since::Since;
 
 /// The options of a copy, beside its addresses, named as those of `hikyaku copy`: hints and commands contain the names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Request {
     /// The engine's plan: range, chunks, rate, sparse, verify, block sizes. The stages set `sums`, `map`, `only`,
-    /// `differing` and `skip_bad`.
+    /// `differing`, `skip_bad` and `impact`.
     pub plan: Plan,
     /// Path of the manifest: hashes of the verified extents. Requires `plan.verify`.
     pub manifest: Option<PathBuf>,
@@ -22,6 +23,8 @@ pub struct Request {
     pub since: Option<Since>,
     pub remote_copy: Choice,
     pub offload: Choice,
+    /// How far the copy gives way to other programs that read its disks.
+    pub impact: Impact,
     /// Whether the source is copied from a snapshot created for this copy.
     pub snapshot: bool,
     pub hooks: Hooks,

@@ -11,6 +11,7 @@ use crate::depth::Depth;
 use crate::error::CopyError;
 use crate::limit::Blocked;
 use crate::rate::{RateLimit, Throttle};
+use crate::regulator::Window;
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Needs {
@@ -19,6 +20,8 @@ pub(crate) struct Needs {
     pub(crate) depth_max: usize,
     /// Runs may be made smaller when memory is short.
     pub(crate) shrinks: bool,
+    /// What other programs leave of a shared disk.
+    pub(crate) window: Option<Window>,
 }
 
 #[derive(Debug)]
@@ -87,6 +90,9 @@ impl Admission {
         let after = |blocked, look| Ok(Admitted::After(Pause { blocked, look }));
         if in_flight >= self.depth.limit().min(needs.depth_max) {
             return after(None, false);
+        }
+        if needs.window.is_some_and(|window| in_flight >= window.depth) {
+            return after(Some(Blocked::Impact), false);
         }
         // Endpoints that complete inside `submit` would otherwise prevent turns of the loop, and with them the clock,
         // for ever.
@@ -168,7 +174,7 @@ mod tests {
 
     const CHUNK: u32 = 1 << 20;
     const UNIT: u32 = 4096;
-    const NEEDS: Needs = Needs { spans: 1, depth_max: usize::MAX, shrinks: true };
+    const NEEDS: Needs = Needs { spans: 1, depth_max: usize::MAX, shrinks: true, window: None };
 
     fn bench(depth: u32) -> (Io, Admission) {
         let mut io = Io::new(PoolLimits { bytes_max: 8 << 20 }).unwrap();
@@ -196,6 +202,16 @@ mod tests {
         assert_eq!(ask(&mut admission, &mut io, 4, NEEDS), Err(Pause::default()));
         let one = Needs { depth_max: 1, ..NEEDS };
         assert_eq!(ask(&mut admission, &mut io, 1, one), Err(Pause::default()));
+    }
+
+    #[test]
+    fn a_window_is_what_prevents_a_run_that_the_depth_admits() {
+        let (mut io, mut admission) = bench(4);
+        let needs = Needs { window: Some(Window { chunk: UNIT, depth: 2 }), ..NEEDS };
+        assert_eq!(ask(&mut admission, &mut io, 1, needs), Ok(1));
+        let pause = Pause { blocked: Some(Blocked::Impact), look: false };
+        assert_eq!(ask(&mut admission, &mut io, 2, needs), Err(pause));
+        assert_eq!(ask(&mut admission, &mut io, 4, needs), Err(Pause::default()), "the depth does");
     }
 
     #[test]

@@ -14,6 +14,7 @@ use crate::cutter::{Cutter, Run};
 use crate::engine::{Engine, Figures};
 use crate::error::{CopyError, End};
 use crate::extent::{WriteExtent, extents};
+use crate::impact::Yielded;
 use crate::limit::{Limit, Shares};
 use crate::map::{Map, Status};
 use crate::meter::Side;
@@ -63,6 +64,8 @@ pub struct Report {
     pub shares: Shares,
     /// How often reading waited for the rate limit.
     pub rate_waits: u64,
+    /// How the copy gave way to other programs, if it did: of all phases.
+    pub yielded: Option<Yielded>,
     /// Requests that the endpoints repeated after a lost connection.
     pub retries: u64,
     /// The destination lost acknowledged writes ([`IoErrorKind::CacheLost`]), and everything not durable was copied
@@ -191,6 +194,7 @@ fn copy_claiming<'a>(
         limited_by: figures.limit,
         shares: figures.shares,
         rate_waits: figures.rate_waits,
+        yielded: engine.yielded(),
         retries: engine.retries(),
         copied_again: engine.is_durable(),
         source_changed,

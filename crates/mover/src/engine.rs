@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use area::Span;
 use block::{Completion, Direction, Endpoint, Evidence, Fingerprint, IoError, IoErrorKind, Kind, RequestId};
-use io::{Io, Owner, Token};
+use io::{Event, Io, Owner, Token};
 use tracing::debug;
 
 use crate::admission::{Admission, Admitted, Needs, Pause};
@@ -19,17 +19,26 @@ use crate::driver::Driver;
 use crate::error::{CopyError, End};
 use crate::extent::{WriteExtent, without_zeroes};
 use crate::geometry::Geometry;
-use crate::limit::{Limit, Shares};
+use crate::impact::{Impact, Yielded};
+use crate::limit::{Blocked, Limit, Shares};
 use crate::map::{Map, Status};
 use crate::meter::{Meter, Side};
 use crate::operation::{Extents, Operation, Step};
-use crate::plan::{Checked, Plan};
+use crate::plan::{Checked, Plan, granularity};
 use crate::progress::{Done, Phase};
+use crate::sharing::{PROBE_BYTES, PROBE_ID, Sharing};
 use crate::slot::{Slot, Stage};
 use crate::watch::{Observer, Wait, Watch};
 
 /// Bound of the entries of the map when unreadable places are skipped; beyond it the medium counts as failed.
 const ENTRIES_MAX: usize = 20_000;
+
+/// Keys of the timers of the engine's owner.
+const RATE_TIMER: u32 = 0;
+const SHARING_TIMER: u32 = 1;
+
+/// Places at which a probe may find data.
+const PROBE_PLACES: usize = 4;
 
 /// Bound of the queries for holes at the start of a copy, which the estimate of its end needs.
 const EXTENT_QUERIES_MAX: usize = 20_000;
@@ -74,6 +83,7 @@ pub(crate) struct Engine<'a> {
     owner: Owner,
     watch: Watch<'a>,
     admission: Admission,
+    sharing: Sharing,
     pub(crate) checkpoints: Checkpoints<'a>,
 
     total: u64,
@@ -134,6 +144,7 @@ impl<'a> Engine<'a> {
             owner,
             watch: Watch::new(observer),
             admission: Admission::new(depth, checked.chunk, checked.unit),
+            sharing: Sharing::new(&Impact::Full, 0, 1, Duration::ZERO, Token { owner, key: SHARING_TIMER }),
             checkpoints,
             total: checked.bytes,
             slots: Vec::new(),
@@ -156,7 +167,10 @@ impl<'a> Engine<'a> {
             depth_max: 0,
         };
         engine.turn(Pause { look: true, ..Pause::default() })?;
-        engine.admission.set_rate(plan.rate.clone(), engine.watch.seen(), Token { owner, key: 0 });
+        let now = engine.watch.seen();
+        engine.admission.set_rate(plan.rate.clone(), now, Token { owner, key: RATE_TIMER });
+        let token = Token { owner, key: SHARING_TIMER };
+        engine.sharing = Sharing::new(&plan.impact, checked.chunk, checked.unit, now, token);
         Ok(engine)
     }
 
@@ -180,6 +194,10 @@ impl<'a> Engine<'a> {
 
     pub(crate) fn retries(&self) -> u64 {
         self.driver.retries()
+    }
+
+    pub(crate) fn yielded(&self) -> Option<Yielded> {
+        self.sharing.yielded()
     }
 
     pub(crate) fn write_through(&mut self) {
@@ -310,7 +328,7 @@ impl<'a> Engine<'a> {
             || self.failure.is_some()
             || self.checkpoints.cache_lost
             || operation.is_exhausted(&self.map);
-        if closed && in_flight == 0 && !self.checkpoints.is_flushing() {
+        if closed && in_flight == 0 && !self.checkpoints.is_flushing() && !self.sharing.is_probing() {
             return Ok(Action::End);
         }
         if !closed && J::PHASE.copies() && self.checkpoints.is_due(self.watch.seen(), &self.map) {
@@ -319,7 +337,11 @@ impl<'a> Engine<'a> {
         if closed {
             return Ok(Action::Turn(Pause::default()));
         }
-        let needs = Needs { spans: operation.spans(), depth_max: operation.depth_max(), shrinks: J::SHRINKS };
+        if self.sharing.is_stopped(self.watch.seen()) {
+            return Ok(Action::Turn(Pause { blocked: Some(Blocked::Impact), look: false }));
+        }
+        let (window, shrinks) = (self.sharing.window(), J::SHRINKS);
+        let needs = Needs { spans: operation.spans(), depth_max: operation.depth_max(), shrinks, window };
         let admitted = self.admission.admit(self.driver.io, self.watch.seen(), in_flight, needs)?;
         Ok(match admitted {
             Admitted::Now(spans) => Action::Begin(spans),
@@ -329,7 +351,9 @@ impl<'a> Engine<'a> {
 
     fn begin<J: Operation>(&mut self, operation: &mut J, spans: Vec<Span>) {
         let mut extents = Extents { ends: &mut self.driver.ends, offsets: self.geometry.offsets };
-        let run = operation.next(self.admission.chunk(), &self.map, &mut extents);
+        // The digests of a verification are of whole runs.
+        let bound = self.sharing.window().filter(|_| J::SHRINKS).map_or(u32::MAX, |window| window.chunk);
+        let run = operation.next(self.admission.chunk().min(bound), &self.map, &mut extents);
         let run = run.expect("the range is not exhausted");
         let slot = Slot::new(run, spans, self.watch.seen());
         let index = match self.free.pop() {
@@ -441,10 +465,17 @@ impl<'a> Engine<'a> {
         if id == FLUSH_ID {
             return self.on_claimed(result);
         }
+        if id == PROBE_ID {
+            let now = self.watch.seen();
+            return self.sharing.on_probe(now, result.is_ok(), self.watch.unseen());
+        }
         let (index, part) = ((id >> 32) as usize, id as u32);
         let slot = &mut self.slots[index];
         assert!(slot.pending[end.index()] > 0, "the {end} completed request {id:#x} once too often");
         slot.pending[end.index()] -= 1;
+        if slot.stage == Stage::Reading {
+            self.sharing.on_read(end);
+        }
         match result {
             Ok(()) => self.account(index, end, part),
             Err(error) if slot.can_write_zeroes(part) && error.kind == IoErrorKind::Unsupported => {
@@ -541,6 +572,7 @@ impl<'a> Engine<'a> {
             self.hole_bytes_done += u64::from(length);
         }
         let is_data = self.slots[index].is_data();
+        self.sharing.on_finished(self.slots[index].begun, self.watch.seen());
         self.look_at_paths();
         self.admission.finished(self.watch.seen(), is_data.then_some(length.into()));
         self.release(index);
@@ -570,13 +602,18 @@ impl<'a> Engine<'a> {
                 waiting[end.index()] += usize::from(slot.pending[end.index()] > 0);
             }
         }
+        self.probe();
         if self.watch.phase() == Phase::Flush || self.checkpoints.is_flushing() && waiting == [0, 0] {
             waiting[End::Destination.index()] = 1;
         }
-        let wait = Wait { at: waiting, blocked: pause.blocked, look: pause.look };
-        let Self { driver, watch, admission, owner, .. } = self;
-        let turned =
-            driver.turn(|io, events| watch.turn(io, wait, events), Some(*owner), |_| admission.on_timer());
+        // A probe may have completed inside `submit`.
+        let wait = Wait { at: waiting, blocked: pause.blocked, look: pause.look || !self.driver.is_quiet() };
+        let Self { driver, watch, admission, sharing, owner, .. } = self;
+        let own = |event: Event| match event.token.key {
+            SHARING_TIMER => sharing.on_timer(),
+            _ => admission.on_timer(),
+        };
+        let turned = driver.turn(|io, events| watch.turn(io, wait, events), Some(*owner), own);
         turned.map_err(CopyError::Loop)?;
         if self.watch.is_due() {
             self.observe();
@@ -585,6 +622,46 @@ impl<'a> Engine<'a> {
             }
         }
         Ok(())
+    }
+
+    /// Lets the shared disks be looked at, and submits the probe that is due.
+    fn probe(&mut self) {
+        // Nothing begins during a flush, and its completion is the only one that is waited for.
+        if self.watch.phase() == Phase::Flush {
+            return;
+        }
+        let mut reads = [0; 2];
+        for slot in self.slots.iter().filter(|slot| slot.stage == Stage::Reading) {
+            for end in End::BOTH {
+                reads[end.index()] += u64::from(slot.pending[end.index()]);
+            }
+        }
+        let is_quiet = self.in_flight() == 0 && !self.checkpoints.is_flushing();
+        let (now, natural) = (self.watch.seen(), self.admission.depth());
+        let due = self.sharing.attend(self.driver.io, now, reads, is_quiet, natural);
+        let Some(end) = due else { return };
+        let Some((offset, into)) = self.probe_place(end) else { return self.sharing.no_probe(now) };
+        self.sharing.probing(end, into.clone(), self.driver.io.clock());
+        self.driver.submit(end.index(), PROBE_ID, Kind::Read { offset, into });
+    }
+
+    /// Where the endpoint holds data, and memory for a probe there.
+    fn probe_place(&mut self, end: End) -> Option<(u64, Span)> {
+        let capability = self.driver.ends[end.index()].capability();
+        let length = PROBE_BYTES.checked_next_multiple_of(granularity(capability))?;
+        let length =
+            Some(u64::from(length)).filter(|length| *length <= capability.max_transfer_bytes.into())?;
+        let places = self.total.checked_div(length).filter(|places| *places > 0)?;
+        let mut extents = Extents { ends: &mut self.driver.ends, offsets: self.geometry.offsets };
+        let at = (0..PROBE_PLACES).find_map(|_| {
+            let at = self.sharing.random() % places * length;
+            // What is not written may be a hole of the destination, which no disk is read for.
+            let is_there = end == End::Source || self.map.at(at).status == Status::Finished;
+            let extent = is_there.then(|| extents.of(end, at))?;
+            (extent.data && extent.end >= at + length).then_some(at)
+        })?;
+        let span = self.driver.io.pool().take(length as usize)?;
+        Some((self.geometry.offset(end, at), span.slice(0, length as usize)))
     }
 
     fn check_identities(&mut self, certainty: Evidence) -> Result<(), CopyError> {
@@ -603,6 +680,8 @@ impl<'a> Engine<'a> {
             data_bytes: self.data_bytes,
             hole_bytes_left: self.hole_bytes.saturating_sub(self.hole_bytes_done),
         };
-        self.watch.observe(done, self.retries(), self.admission.depth() as u32, self.admission.rate());
+        let bound = self.sharing.window().map_or(usize::MAX, |window| window.depth);
+        let depth = self.admission.depth().min(bound) as u32;
+        self.watch.observe(done, self.retries(), depth, self.admission.rate());
     }
 }

@@ -14,6 +14,8 @@ pub enum Limit {
     /// Source and destination, about equally.
     Balanced,
     Rate,
+    /// What the copy leaves of a disk to other programs: [`Impact`](crate::Impact).
+    Impact,
     Memory,
     /// The CPU time of the loop thread: it was busy rather than waiting.
     Cpu,
@@ -27,6 +29,7 @@ impl Limit {
             Self::Destination => "destination",
             Self::Balanced => "balanced",
             Self::Rate => "rate",
+            Self::Impact => "impact",
             Self::Memory => "memory",
             Self::Cpu => "cpu",
         }
@@ -38,6 +41,7 @@ impl fmt::Display for Limit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Balanced => "source and destination alike",
+            Self::Impact => "what other programs are left of the disk",
             _ => self.name(),
         })
     }
@@ -51,6 +55,8 @@ pub struct Shares {
     /// Waiting, with chunks at the destination.
     pub destination: f64,
     pub rate: f64,
+    /// Waiting, with less in flight than there would be without other programs on the disk.
+    pub impact: f64,
     pub memory: f64,
     /// Not waiting.
     pub cpu: f64,
@@ -60,6 +66,7 @@ pub struct Shares {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Blocked {
     Rate,
+    Impact,
     Memory,
 }
 
@@ -69,6 +76,7 @@ pub(crate) struct Occupancy {
     source: f64,
     destination: f64,
     rate: f64,
+    impact: f64,
     memory: f64,
     cpu: f64,
 }
@@ -88,6 +96,7 @@ impl Occupancy {
         let [source, destination] = waiting.map(|count| count as f64);
         match blocked {
             Some(Blocked::Rate) => self.rate += asleep,
+            Some(Blocked::Impact) => self.impact += asleep,
             Some(Blocked::Memory) => self.memory += asleep,
             None if source + destination > 0.0 => {
                 self.source += asleep * source / (source + destination);
@@ -98,7 +107,7 @@ impl Occupancy {
     }
 
     pub(crate) fn shares(&self) -> Shares {
-        let all = self.source + self.destination + self.rate + self.memory + self.cpu;
+        let all = self.source + self.destination + self.rate + self.impact + self.memory + self.cpu;
         if all <= 0.0 {
             return Shares::default();
         }
@@ -106,6 +115,7 @@ impl Occupancy {
             source: self.source / all,
             destination: self.destination / all,
             rate: self.rate / all,
+            impact: self.impact / all,
             memory: self.memory / all,
             cpu: self.cpu / all,
         }
@@ -114,7 +124,12 @@ impl Occupancy {
     /// The largest share, where both devices count as one; between those, the device with 60 % or more.
     pub(crate) fn limit(&self) -> Limit {
         let devices = self.source + self.destination;
-        let others = [(self.rate, Limit::Rate), (self.memory, Limit::Memory), (self.cpu, Limit::Cpu)];
+        let others = [
+            (self.rate, Limit::Rate),
+            (self.impact, Limit::Impact),
+            (self.memory, Limit::Memory),
+            (self.cpu, Limit::Cpu),
+        ];
         let (largest, limit) = others
             .into_iter()
             .fold((0.0, Limit::Cpu), |best, this| if this.0 > best.0 { this } else { best });
@@ -141,7 +156,8 @@ mod tests {
             occupancy.add(awake, asleep, *waiting, *blocked);
         }
         let shares = occupancy.shares();
-        let sum = shares.source + shares.destination + shares.rate + shares.memory + shares.cpu;
+        let sum =
+            shares.source + shares.destination + shares.rate + shares.impact + shares.memory + shares.cpu;
         assert!((sum - 1.0).abs() < 1e-9 || rows.is_empty());
         occupancy.limit()
     }
@@ -157,6 +173,7 @@ mod tests {
         assert_eq!(limit(&[(40, 30, [8, 0], None), (0, 30, [0, 8], None)]), Limit::Balanced);
         assert_eq!(limit(&[(1, 60, [0, 1], Some(Blocked::Rate)), (1, 38, [8, 0], None)]), Limit::Rate);
         assert_eq!(limit(&[(1, 60, [2, 0], Some(Blocked::Memory)), (1, 38, [8, 0], None)]), Limit::Memory);
+        assert_eq!(limit(&[(1, 60, [1, 0], Some(Blocked::Impact)), (1, 38, [8, 0], None)]), Limit::Impact);
         assert_eq!(limit(&[]), Limit::Cpu);
     }
 }

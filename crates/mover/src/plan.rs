@@ -7,6 +7,7 @@ use block::Capability;
 use thiserror::Error;
 
 use crate::error::End;
+use crate::impact::Impact;
 use crate::map::Map;
 use crate::rate::RateLimit;
 
@@ -46,6 +47,8 @@ pub struct Plan {
     pub sums: bool,
     /// Bound of the read rate; may be changed during the copy.
     pub rate: RateLimit,
+    /// How far the copy gives way to other programs that read its disks. A comparison and a copy with a stream do not.
+    pub impact: Impact,
     /// Zero holes, zero chunks and ranges of at least 64 KiB of zeroes without transferring zeroes.
     pub sparse: bool,
     pub allow_block_size: bool,
@@ -74,6 +77,7 @@ impl Default for Plan {
             verify: false,
             sums: false,
             rate: RateLimit::default(),
+            impact: Impact::Full,
             sparse: true,
             allow_block_size: false,
             map: None,

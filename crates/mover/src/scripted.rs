@@ -44,6 +44,8 @@ pub(crate) enum When {
     Reversed,
     /// In later turns, one at a time in random order; occasionally inside `submit`.
     Shuffled(Random),
+    /// After this time, all waiting requests.
+    After(std::time::Duration),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -250,7 +252,11 @@ impl Scripted {
 
     fn call(&mut self, io: &mut Io) {
         if !self.called && !self.waiting.is_empty() {
-            io.soon(Token { owner: self.owner, key: 0 });
+            let token = Token { owner: self.owner, key: 0 };
+            match self.when {
+                When::After(time) => io.timer(token, io.now() + time),
+                _ => io.soon(token),
+            }
             self.called = true;
         }
     }
@@ -269,7 +275,7 @@ impl Endpoint for Scripted {
         self.log.borrow_mut().submitted(self.name, &request.kind, io.now());
         let inside = match &mut self.when {
             When::Inside => true,
-            When::Reversed => false,
+            When::Reversed | When::After(_) => false,
             When::Shuffled(random) => random.one_in(4),
         };
         if inside {
@@ -283,7 +289,7 @@ impl Endpoint for Scripted {
     fn on_event(&mut self, io: &mut Io, _event: Event, done: &mut Vec<Completion>) {
         self.called = false;
         match &mut self.when {
-            When::Inside | When::Reversed => {
+            When::Inside | When::Reversed | When::After(_) => {
                 while let Some(request) = self.waiting.pop() {
                     done.push(self.perform(&request));
                 }

@@ -28,6 +28,8 @@ pub(crate) struct Slot {
     pub(crate) pending: [u32; 2],
     /// When the requests of this stage were submitted, in loop time.
     pub(crate) since: Duration,
+    /// When the run began, in loop time.
+    pub(crate) begun: Duration,
     /// The extents of `Writing`, indexed by request number.
     pub(crate) extents: Vec<WriteExtent>,
     /// For `Zeroing`: bytes complete, bytes of the request in flight, and whether that request zeroes without data.
@@ -48,6 +50,7 @@ impl Slot {
             spans,
             pending: [0; 2],
             since: now,
+            begun: now,
             extents: Vec::new(),
             zeroed: 0,
             zeroing: 0,

@@ -12,6 +12,7 @@ use block::{Endpoint, Identity, IoErrorKind, Medium, MemoryMedium, PatternMedium
 use io::Io;
 
 mod extents;
+mod impact;
 mod recheck;
 mod since;
 mod trust;

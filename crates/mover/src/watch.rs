@@ -46,7 +46,11 @@ pub(crate) struct Watch<'a> {
     seen: Duration,
     /// Wall clock when the last turn returned. Used only to separate running from waiting in the report.
     woke: Duration,
+    unseen: Duration,
 }
+
+/// A turn that took less than this beside the time awake did not wait: its events had arrived before.
+const SLEEP_MIN: Duration = Duration::from_micros(5);
 
 impl<'a> Watch<'a> {
     /// The first turn should not wait: the loop's clock may not have advanced since the loop was created.
@@ -65,6 +69,7 @@ impl<'a> Watch<'a> {
             observe_at: Duration::MAX,
             seen: Duration::ZERO,
             woke: Duration::ZERO,
+            unseen: Duration::ZERO,
         }
     }
 
@@ -85,6 +90,11 @@ impl<'a> Watch<'a> {
 
     pub(crate) fn seen(&self) -> Duration {
         self.seen
+    }
+
+    /// The time before the end of the last turn during which its events may have arrived: zero if it waited for them.
+    pub(crate) fn unseen(&self) -> Duration {
+        self.unseen
     }
 
     pub(crate) fn stopped(&self) -> bool {
@@ -121,6 +131,7 @@ impl<'a> Watch<'a> {
         let passed = io.now().saturating_sub(self.seen);
         self.seen = io.now();
         let awake = if wait.look { passed } else { awake.min(passed) };
+        self.unseen = if passed - awake < SLEEP_MIN { passed } else { Duration::ZERO };
         for occupancy in [&mut self.occupancy, &mut self.window] {
             occupancy.add(awake, passed - awake, wait.at, wait.blocked);
         }

@@ -201,6 +201,13 @@ fn verdict(record: &Record, result: &Result<Ending, Failure>) -> String {
             share("destination")
         ),
         "rate" => format!("Limited by the requested rate, {}.", share("rate")),
+        "impact" => {
+            let who = match outcome["impact"]["disk"].as_str() {
+                Some(disk) => format!("other programs' reads of {disk}"),
+                None => "--impact none".to_owned(),
+            };
+            format!("Limited by {who}, {}.", share("impact"))
+        }
         "memory" => format!("Limited by the memory for chunks, {}.", share("memory")),
         "cpu" => format!("Limited by this host's processor: the copying thread was busy {}.", share("cpu")),
         "target" => "Limited by the target, which copied by itself.".to_owned(),

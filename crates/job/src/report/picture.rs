@@ -10,7 +10,7 @@ use crate::{Interval, units};
 
 /// Phases and limits, in the order of the legend; each is a class of [`STYLE`].
 const PHASES: [&str; 4] = ["copy", "rescue", "flush", "verify"];
-const LIMITS: [&str; 7] = ["source", "destination", "balanced", "rate", "memory", "cpu", "target"];
+const LIMITS: [&str; 8] = ["source", "destination", "balanced", "rate", "impact", "memory", "cpu", "target"];
 
 /// On a narrow page every second label of the time is hidden: all of them would overlap.
 pub(super) const STYLE: &str = "\
@@ -25,7 +25,7 @@ line,polyline{vector-effect:non-scaling-stroke}.legend{line-height:1.9}.legend s
 .copy{fill:#e8f0fc;background:#e8f0fc}.rescue{fill:#fdecd8;background:#fdecd8}.flush{fill:#fff4c8;background:#fff4c8}\
 .verify{fill:#e6f6e6;background:#e6f6e6}\
 .source{fill:#1f77b4;background:#1f77b4}.destination{fill:#d64541;background:#d64541}.balanced{fill:#9467bd;background:#9467bd}\
-.rate{fill:#8c8c8c;background:#8c8c8c}.memory{fill:#ff9800;background:#ff9800}.cpu{fill:#222;background:#222}\
+.rate{fill:#8c8c8c;background:#8c8c8c}.impact{fill:#795548;background:#795548}.memory{fill:#ff9800;background:#ff9800}.cpu{fill:#222;background:#222}\
 .target{fill:#009688;background:#009688}\
 @media(max-width:700px){.odd{display:none}}\
 @media print{.plots{break-inside:avoid}.key,svg{print-color-adjust:exact;-webkit-print-color-adjust:exact}}\

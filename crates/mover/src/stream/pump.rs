@@ -209,6 +209,7 @@ impl<'a> Pump<'a> {
             limited_by: self.watch.limit(),
             shares: self.watch.shares(),
             rate_waits: self.throttle.as_ref().map_or(0, |throttle| throttle.waits),
+            yielded: None,
             retries: self.driver.retries(),
             copied_again: false,
             source_changed: false,

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use block::remote::{LINKS_MAX, Links};
 use clap::{Parser, ValueEnum};
-use job::{Choice, Request, Resume, Since, units};
+use job::{Choice, Impact, Request, Resume, Since, units};
 use mover::Plan;
 
 use crate::error::Failure;
@@ -115,6 +115,13 @@ pub(crate) struct Args {
     /// Read no faster than this
     #[arg(long, value_name = "SIZE/s", value_parser = units::parse_rate)]
     rate: Option<u64>,
+
+    /// How far to give way to other programs that read a disk of this machine that SRC or DST lies on
+    ///
+    /// A file lies on the disk of its file system. Between two LUNs, exports or pipes, where storage copies by itself, and on an
+    /// array of disks it has no effect.
+    #[arg(long, default_value = "auto")]
+    impact: Impacting,
 
     #[command(flatten)]
     pub(super) shape: Shape,
@@ -284,6 +291,18 @@ enum Offloading {
     Require,
 }
 
+/// `--impact`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Impacting {
+    /// While there are such reads: no more in flight than keeps their slow ones (p99) within about twice what they
+    /// take without the copy
+    Auto,
+    /// Give way all the time: one small request in flight, and a pause as long as it took after it
+    None,
+    /// No regard
+    Full,
+}
+
 /// `--snapshot`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Snapshotting {
@@ -343,13 +362,16 @@ impl Args {
             args.force |= typed.force;
             args.dry_run |= typed.dry_run;
             args.rate = typed.rate.or(args.rate);
+            if typed.impact != Impacting::Auto {
+                args.impact = typed.impact;
+            }
             args.report = typed.report.clone().or(args.report.take());
         }
         if bare != *typed {
             return Err(Failure::usage(
                 "resume",
                 id,
-                "only --verify, --rate, --force, --dry-run, --json and --report can be added",
+                "only --verify, --rate, --impact, --force, --dry-run, --json and --report can be added",
             )
             .hint("give SRC and DST, and all options"));
         }
@@ -394,6 +416,11 @@ impl Args {
                 Offloading::Auto => Choice::Auto,
                 Offloading::Off => Choice::Off,
                 Offloading::Require => Choice::Require,
+            },
+            impact: match self.impact {
+                Impacting::Auto => Impact::Auto,
+                Impacting::None => Impact::None,
+                Impacting::Full => Impact::Full,
             },
             snapshot: self.snapshot == Snapshotting::Auto,
             hooks: job::Hooks { pre: self.hooks.pre.clone(), post: self.hooks.post.clone() },
