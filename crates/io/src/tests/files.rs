@@ -24,8 +24,8 @@ fn connected() -> (Handle, TcpStream) {
     let Listener { socket, address } = listen(([127, 0, 0, 1], 0).into(), 1).unwrap();
     let far = TcpStream::connect(address).unwrap();
     let near = OwnedFd::from(TcpListener::from(socket).accept().unwrap().0);
-    host::settle(&near, false);
-    assert!(host::send_by_reference(&near));
+    settle(&near, false);
+    assert!(send_by_reference(&near));
     (Rc::new(near), far)
 }
 
