@@ -11,7 +11,7 @@ use crate::wire::{DataIn, DataOut, DataSn, R2t, RejectReason, StatSn, Ttt};
 
 impl Connection {
     /// Requests that Data-Out fill the first `bytes` bytes of the task's buffer, which the edge has allocated;
-    /// [`Event::DataOut`](super::Event::DataOut) reports completion. `bytes` is reduced to what the initiator offers
+    /// [`Event::DataOut`] reports completion. `bytes` is reduced to what the initiator offers
     /// ([`Command::expected`](super::Command::expected) with `write`, otherwise 0), so the edge compares both before it
     /// handles a short transfer.
     ///
