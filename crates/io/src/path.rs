@@ -416,8 +416,7 @@ mod tests {
 
     #[test]
     fn a_congestion_control_is_set_or_the_error_lists_those_that_can_be() {
-        let socket: OwnedFd =
-            socket2::Socket::new(Domain::IPV4, Type::STREAM, None).unwrap().into();
+        let socket: OwnedFd = socket2::Socket::new(Domain::IPV4, Type::STREAM, None).unwrap().into();
         set_congestion_control(&socket, "reno").unwrap();
         assert_eq!(congestion_control(&socket).as_deref(), Some("reno"));
         for (name, shown) in [
