@@ -302,6 +302,9 @@ fn cut_thrice(connection: usize, request: usize) -> Act {
 #[test]
 fn lost_connections_are_made_again_and_the_next_flush_says_so_once() {
     let (server, mut client) = serving(cut_thrice);
+    // Answered, and in the server's cache, when the first connection ends.
+    let from = client.span(512, |_| 1);
+    assert_eq!(client.run(vec![Kind::Write { offset: 0, from, durable: false }]), [Ok(())]);
     let expected = client.write_all(false);
     assert!(*server.disk.lock().unwrap() == expected);
     assert!(client.endpoint.inspect().losses() > 0 && client.endpoint.inspect().retries() > 0);
