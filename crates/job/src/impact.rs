@@ -32,7 +32,7 @@ impl Impact {
         }
     }
 
-    /// For the engine. An end that lies on no disk of this machine, or on an unknown one, gives way to nobody.
+    /// For the engine. An end that lies on no disk of this machine, or on one without a counter, is not bounded.
     pub(crate) fn plan(self, ends: [&dyn Endpoint; 2]) -> mover::Impact {
         if self == Self::Full {
             return mover::Impact::Full;

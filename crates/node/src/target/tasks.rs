@@ -498,6 +498,8 @@ impl Tasks {
         if units[task.lun].write_now(io, offset, &from) {
             task.written = end;
         }
+        // The command may yet be aborted: what was read ahead before is old in either case.
+        luns[task.lun].note_change();
     }
 
     fn act(&mut self, context: &mut TaskContext<'_, '_>, id: TaskId, action: Action) {
